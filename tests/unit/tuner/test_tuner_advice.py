@@ -199,9 +199,7 @@ def test_a_lever_that_never_ran_says_why_and_what_it_needs(lever, value, state, 
     made = advise(BEST, [failed, skipped], axes={"precision": ("fp32", "bf16")})[lever, value]
     assert (made.state, made.effect_pct) == (state, None)
     assert said in made.text
-
-
-def test_levers_in_force_and_levers_that_buy_memory_are_not_asked_for():
+    # levers in force and levers that buy memory are not asked for
     asked_for = advise(make_row(1, 1000.0, compile=True, precision="bf16"), [])
     assert not {("compile", True), ("precision", "bf16")} & set(asked_for)
     assert "activation_checkpointing" not in {lever for lever, _ in asked_for}

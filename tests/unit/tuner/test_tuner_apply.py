@@ -109,9 +109,7 @@ def test_the_rate_follows_the_file_that_is_written_and_not_the_one_that_was_sear
         rate = LearningRate(rule="sqrt", start=written.optim.lr, to=None)
         _, written = apply(file, written, {"batch_size": batch_size}, rate)
     assert written.optim.lr == pytest.approx(0.03 * 2**0.5, rel=1e-7), "there and back again"
-
-
-def test_a_rate_inside_the_optimizer_is_the_one_that_changes(config, write):
+    # a rate inside the optimizer is the one that changes
     file = write("dataset: digits\nbatch_size: 32\noptim: {optimizer: 'sgd(lr=0.5, momentum=0.9)'}\n")
     _, written = apply(file, config, {"batch_size": 128}, SQRT)
     assert written.optim.optimizer == "sgd(lr=1.0, momentum=0.9)"

@@ -75,15 +75,13 @@ def test_a_row_that_cannot_be_is_left_out_to_be_run_again(open_journal, file, ch
     assert said in journal.notes[0]
 
 
-def test_a_folder_in_the_place_of_the_rows_is_refused(open_journal, file):
-    file.mkdir()
-    with pytest.raises(RunFolderError, match=f"{JOURNAL_FILE} cannot be read"):
-        open_journal()
-
-
-def test_a_torn_last_line_is_no_row(open_journal, file):
+def test_a_torn_last_line_is_no_row_and_a_folder_in_their_place_is_refused(open_journal, file):
     open_journal(FIRST)
     with file.open("a") as stream:
         stream.write('{"id": "t2", "plan": {"batch')
     assert [trial.id for trial in open_journal().trials] == ["t1"]
     assert [trial.id for trial in open_journal(make_row(3, 10.0)).trials] == ["t1", "t3"]
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(RunFolderError, match=f"{JOURNAL_FILE} cannot be read"):
+        open_journal()

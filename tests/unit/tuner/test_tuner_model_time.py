@@ -149,9 +149,7 @@ def test_where_loading_bounds_the_step_one_precision_teaches_of_the_other():
     free, sd_free = learn_shift(40_000.0)
     assert bound > free > 0
     assert sd_bound < sd_free
-
-
-def test_of_plans_that_should_be_equal_fewer_workers_are_preferred():
+    # of plans that should be equal fewer workers are preferred
     model = build(DEVICE, load(1e7, num_workers=0), load(1e7))
     means, _ = model.predict_log_rate([PLAN.replace(num_workers=2), PLAN.replace(num_workers=8)])
     assert means[0] > means[1]

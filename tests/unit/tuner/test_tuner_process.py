@@ -1,4 +1,4 @@
-"""What is said of a trial process that was ended from outside, by what was seen of it."""
+"""What is said of a trial process that was ended from outside, or whose data worker died."""
 
 import dataclasses
 import time
@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fulltilt.errors import find_remedy
+from fulltilt.errors import WorkerDiedError, find_remedy
 from fulltilt.records import TrialRequest, WorkloadSource
-from fulltilt.tuner.trials import process
+from fulltilt.tuner.trials import measuring, process
 
 REQUEST = TrialRequest(source=WorkloadSource(config={}, base_dir="."), device="cpu", deadline_s=60.0)
 
@@ -51,3 +51,14 @@ def test_silence_has_no_remedy_but_the_log(tmp_path):
     assert reason.startswith("no step done for 1000")
     assert find_remedy(reason) is None
     assert end(tmp_path, elapsed_s=50.0) is None
+
+
+def test_a_dead_data_worker_is_explained_wherever_torch_tells_of_it():
+    """torch raises from its signal handler, at times outside the loader: the row then held torch's words."""
+    with (
+        pytest.raises(WorkerDiedError, match=r"data worker \(pid 7\) died: killed by SIGKILL"),
+        measuring.explain_workers(),
+    ):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+    with pytest.raises(RuntimeError, match="boom"), measuring.explain_workers():
+        raise RuntimeError("boom")

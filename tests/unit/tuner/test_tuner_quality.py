@@ -92,11 +92,14 @@ def test_a_recommended_run_that_diverged_learns_worse_whatever_the_others_do(aft
     assert decode(Verification, json.loads(dumps(made))) == made
 
 
-def test_settings_that_diverge_as_they_were_leave_nothing_to_compare_with():
+def test_settings_that_diverge_as_they_were_or_were_not_evaluated_leave_nothing_to_compare_with():
     documents = diverge(make_pairs([[0.9]] * 2, [[0.9]] * 2), "as it was", 0, "loss")
     said = r"1 of 2 trainings .*as they were diverged \(seed 0\).*as it was-0.*optim\.lr"
     with pytest.raises(TrainingError, match=said):
         judge(diverge(documents, "recommended", 1, "loss"), SETTINGS)
+    documents = [*make_pairs([[0.9], [0.9]], [[0.9], [0.9]])[:-1], make_document("recommended", 1, [])]
+    with pytest.raises(TrainingError, match=r"recommended-1 was trained without an evaluation.*validation set"):
+        judge(documents, SETTINGS)
 
 
 def test_an_evaluation_without_a_number_in_between_reaches_no_quality():
@@ -105,12 +108,6 @@ def test_an_evaluation_without_a_number_in_between_reaches_no_quality():
         documents = diverge(documents, "recommended", seed, "loss", "accuracy", at=0)
     made = judge(documents, SETTINGS)
     assert (made.verdict, made.time_after_s) == ("learns as well", pytest.approx(15.0))
-
-
-def test_a_training_without_an_evaluation_cannot_be_compared():
-    documents = [*make_pairs([[0.9], [0.9]], [[0.9], [0.9]])[:-1], make_document("recommended", 1, [])]
-    with pytest.raises(TrainingError, match=r"recommended-1 was trained without an evaluation.*validation set"):
-        judge(documents, SETTINGS)
 
 
 def test_pairs_that_came_out_equal_are_called_so_with_the_epochs_they_trained():

@@ -243,6 +243,10 @@ def test_a_repeat_is_expected_to_take_what_its_plan_took_before():
     wishes = (Ask(plan=plan, why="", kind=kind) for plan, kind in ((A, END_TO_END), (C, END_TO_END), (C, REPEAT)))
     _, target, is_complete = run(wishes, answer, budget_s=50.0, reserve_trials=0, clock=clock)
     assert (len(target.asked), is_complete) == (2, False)
+    # a plan asked twice is run once, and a repeat is run again
+    session, target, _ = run(Ask(plan=BASE, why="", kind=kind) for kind in (END_TO_END, END_TO_END, REPEAT))
+    assert len(target.asked) == 2
+    assert [row.id for row in session.rows] == ["t1", "t2"]
 
 
 def test_the_best_row_of_another_strategy_in_the_folder_is_a_finalist(tmp_path):
@@ -259,12 +263,6 @@ def test_the_best_row_of_another_strategy_in_the_folder_is_a_finalist(tmp_path):
     table, _ = merge_repeats(session.rows)
     picked = pick(table, user_plan=BASE, memory_limit_gib=None, runs=session.rows).recommended.trial
     assert (picked.plan, picked.kind) == (fast, REPEAT)
-
-
-def test_a_plan_asked_twice_is_run_once_and_a_repeat_is_run_again():
-    session, target, _ = run(Ask(plan=BASE, why="", kind=kind) for kind in (END_TO_END, END_TO_END, REPEAT))
-    assert len(target.asked) == 2
-    assert [row.id for row in session.rows] == ["t1", "t2"]
 
 
 def run_told(strategy, answer, **options):
@@ -305,14 +303,11 @@ def test_the_users_plan_runs_in_the_rounds_of_the_finalists_and_once_in_each():
         assert [row.kind for row in session.rows if row.plan == A] == [kind] * 2
 
 
-def test_the_count_of_planned_trials_follows_the_search():
+def test_the_count_of_planned_trials_follows_the_search_and_is_no_more_than_the_budget_holds():
     wishes = [(BASE, END_TO_END), (BASE, "device"), (BASE.replace(batch_size=16), END_TO_END), (BASE, REPEAT)]
     asked = (Ask(plan=plan, why="", kind=kind) for plan, kind in wishes)
     done, _, _ = run_told(asked, answer_by_size, planned={"device": 9, "loader": 9, END_TO_END: 4, REPEAT: 6})
     assert [event.n_planned for event in done] == [28, 28, 2 + 4 - 1 + 6, 3 + 6]
-
-
-def test_no_more_trials_and_time_are_planned_than_the_budget_holds():
     clock = Clock()
     given = {"budget_s": 10.0, "clock": clock, "planned": {END_TO_END: 40}, "reserve_trials": 0}
     done, _, target = run_told(ask_sizes(), take(clock, 3.0), **given)

@@ -108,6 +108,9 @@ def test_inside_a_tie_the_recipe_stays_as_it_was(kind):
     assert "a plan that keeps the recipe is taken instead" in without.rule
     proven = pick_from([own, make_row(2, 1200.0, kind=kind, **MEDIUM)]).recommended
     assert (proven.trial.id, "recipe" in proven.rule) == ("t2", False), "what is proven faster may change it"
+    assert keeps_recipe(USER, USER.replace(batch_size=16, accumulate=2, num_workers=4, precision="bf16"))
+    assert not keeps_recipe(USER, USER.replace(batch_size=16))
+    assert not keeps_recipe(USER, USER.replace(placement="block_shuffled"))
 
 
 def test_keeping_the_recipe_does_not_reach_further_down_than_one_per_cent_of_the_fastest_of_all():
@@ -119,12 +122,6 @@ def test_keeping_the_recipe_does_not_reach_further_down_than_one_per_cent_of_the
     made = pick_from([fast, simple]).recommended
     assert made.trial.id == "t3", "where no plan that keeps the recipe is that close, they compete among themselves"
     assert "t1 changes the recipe (effective batch 32 → 64) and is not proven faster" in made.rule
-
-
-def test_a_micro_batch_keeps_the_recipe_and_an_order_of_the_rows_does_not():
-    assert keeps_recipe(USER, USER.replace(batch_size=16, accumulate=2, num_workers=4, precision="bf16"))
-    assert not keeps_recipe(USER, USER.replace(batch_size=16))
-    assert not keeps_recipe(USER, USER.replace(placement="block_shuffled"))
 
 
 def test_a_lucky_single_run_does_not_win_against_the_mean_of_runs_side_by_side():
