@@ -30,7 +30,7 @@ QUICK_REPEATS = 4  # two rounds of the pick and the user's own plan
 QUICK_RESERVE_SHARE = 0.5  # of the budget at most: the pick and the user's plan side by side come first
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Search:
     """A search that is open: what its stages share."""
 
@@ -97,18 +97,9 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
             start_s=start_s,
             n_devices=options.n_ranks,
         )
-        search = Search(
-            question=question,
-            folder=folder,
-            target=target,
-            probe=probe,
-            space=space,
-            session=session,
-            memory_gib=memory_gib,
-            end_s=end_s,
-        )
-        _announce(search, tell)
-        yield dataclasses.replace(search, space=dataclasses.replace(space, notes=(*notes, *space.notes)))
+        _announce(space, session, options, folder, tell)
+        space = dataclasses.replace(space, notes=(*notes, *space.notes))
+        yield Search(question, folder, target, probe, space, session, memory_gib, end_s)
 
 
 def run_strategy(search: Search) -> None:
@@ -217,15 +208,14 @@ def _build_target(question: Question, folder: RunFolder, limit_bytes: int | None
     return ProcessTarget(usual, folder.path, on_progress=tell_progress)
 
 
-def _announce(search: Search, tell: OnEvent) -> None:
-    options, space, session = search.options, search.space, search.session
+def _announce(space: Space, session: Session, options: TuneOptions, folder: RunFolder, tell: OnEvent) -> None:
     started = SearchStarted(
         strategy=strategies.name_strategy(options.strategy),
         grid_size=count_grid(space) + len(space.skipped),
         n_planned=sum(session.planned.values()),
         n_resumed=session.journal.n_found,
         device=options.device,
-        folder=str(search.folder.path),
+        folder=str(folder.path),
         user_plan=space.user_plan,
         memory_room_gib=space.memory_gib,
     )

@@ -219,7 +219,12 @@ class _Watch:
         if len(self._buffer) > ANSWER_LIMIT_BYTES:
             self._buffer = _TORN
         for line in lines:
-            message = _parse_answer(line)
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # torn, or written by user code by mistake
+            if not isinstance(message, dict):
+                continue
             if isinstance(message.get("progress"), dict):
                 self._note_progress(message["progress"])
             elif isinstance(message.get("failure"), dict):
@@ -263,15 +268,6 @@ class _MemoryWatch:
         end = time.monotonic()
         self._next_s = end + max(WATCH_INTERVAL_S, (end - start) / WATCH_DUTY)
         return None
-
-
-def _parse_answer(line: bytes) -> dict[str, Any]:
-    """Parse one line; empty for a torn or foreign one, which user code may write by mistake."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return message if isinstance(message, dict) else {}
 
 
 def _read_measurement(reply: Mapping[str, Any]) -> Measurement | None:
