@@ -59,7 +59,7 @@ def run_trial_process(
     while True:
         start = time.monotonic()  # what an attempt before it took is no part of what the trial takes
         zygote.start()
-        watch, evidence = _Watch(request, zygote, log_path, on_progress), None
+        watch, evidence, seconds = _Watch(request, zygote, log_path, on_progress), None, 0.0
         try:
             with contextlib.closing(watch):
                 try:
