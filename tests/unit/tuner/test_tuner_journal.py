@@ -59,7 +59,7 @@ def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(open_journal, 
     ("changes", "said"),
     [
         ({"samples_per_s": None}, "status is ok, and samples_per_s is None"),
-        ({"memory_rss_peak_gib": -1.0}, "memory_rss_peak_gib is -1, which nothing takes or reaches"),
+        ({"memory_rss_peak_gib": 0.0}, "memory_rss_peak_gib is 0, which nothing takes or reaches"),
         ({"memory_rss_peak_gib": 1e300}, "memory_rss_peak_gib is 1e+300, which nothing takes or reaches"),
         ({"seconds": -1000.0}, "seconds is -1000, which nothing takes or reaches"),
         ({"id": "t1"}, "t1: an earlier row is called so, too"),

@@ -175,3 +175,5 @@ def test_nothing_is_in_doubt_where_fake_points_lie_on_one_line_or_all_is_safe():
     assert MemoryCurve(fake=line.at(*FAR)).find_doubtful_batch(TO_FAR, 20.0) is None
     assert MemoryCurve(fake=FLAT.at(*FAR)).find_doubtful_batch(TO_FAR, 100.0) is None
     assert MemoryCurve(real=FLAT.at(512)).find_doubtful_batch(TO_FAR, 4.0) is None
+    with pytest.raises(ValueError, match="empty"):  # one fake point is no curve
+        MemoryCurve(fake={8: 1.0}).predict_gib(16)
