@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from fulltilt.records import Plan, Trial
+from fulltilt.records import Plan, Trial, TrialRequest
 from fulltilt.tuner import ProcessTarget
 from fulltilt.tuner.question.source import TuneTarget
 
@@ -17,14 +17,14 @@ RunPlan = Callable[[Plan], Trial]
 @contextlib.contextmanager
 def open_runner(aim: TuneTarget, folder: Path, *, device: str, max_measure_s: float, why: str) -> Iterator[RunPlan]:
     """Yield a function that runs one plan in a fresh trial process, set up as a search sets up its own."""
-    target = ProcessTarget(
-        aim.source,
+    usual = TrialRequest(
+        source=aim.source,
         device=device,
-        folder=folder,
         n_steps=aim.config.benchmark.steps_per_test,
         seed=aim.config.run.seed,
         max_measure_s=max_measure_s,
     )
+    target = ProcessTarget(usual, folder)
     numbers = itertools.count(1)
     try:
         yield lambda plan: target(plan, id=f"m{next(numbers)}", why=why)

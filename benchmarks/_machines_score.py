@@ -19,8 +19,8 @@ from fulltilt.records import WHOLE_RUNS, Plan, Trial
 from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.question.space import COUPLED, Space
 from fulltilt.tuner.search import strategies as search
-from fulltilt.tuner.search.finals import run_finals
 from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.search import run_finals
 from fulltilt.tuner.search.session import BASELINE, REPEAT, Ask, Session, Strategy
 
 LARGEST = "largest_that_fits"

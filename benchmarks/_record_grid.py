@@ -28,9 +28,9 @@ from benchmarks._machines_recorded import VERSION, GridRecording, find_line, fin
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.hardware import has_c_compiler, read_machine
 from fulltilt.levers import default_plan, find_obstacles
-from fulltilt.records import Machine, Plan, Trial
+from fulltilt.records import Machine, Plan, Trial, TrialRequest
 from fulltilt.records.run_folder import RunFolder, write_atomic
-from fulltilt.tuner.question.options import TuneOptions, build_options, choose_trial_limit_bytes, find_memory_gib
+from fulltilt.tuner.question.options import TuneOptions, build_options, find_limits
 from fulltilt.tuner.question.source import TuneTarget, resolve_target
 from fulltilt.tuner.question.space import Space, build_space
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
@@ -135,12 +135,13 @@ def _record(
     aim: TuneTarget, options: TuneOptions, machine: Machine, folder: RunFolder, *, name: str, n_repeats: int,
     command: str,
 ) -> GridRecording:  # fmt: skip
-    target = ProcessTarget(
-        aim.source, device=options.device, folder=folder.path, n_steps=options.n_steps, seed=aim.config.run.seed,
-        memory_limit_bytes=choose_trial_limit_bytes(options, machine), deadline_s=options.deadline_s,
+    limit_bytes, memory_gib = find_limits(options, machine)
+    usual = TrialRequest(
+        source=aim.source, device=options.device, n_steps=options.n_steps, seed=aim.config.run.seed,
+        memory_limit_bytes=limit_bytes, deadline_s=options.deadline_s,
         max_measure_s=options.max_measure_s,
     )  # fmt: skip
-    with contextlib.closing(target):
+    with contextlib.closing(ProcessTarget(usual, folder.path)) as target:
         probe = target.read_facts(default_plan({"batch_size": 1}))
         facts = dataclasses.replace(  # with what the probe could not read inside its process
             probe.facts,
@@ -170,7 +171,7 @@ def _record(
         user_plan=space.user_plan,
         effective_batch_size=space.effective_batch_size,
         facts=facts,
-        memory_gib=find_memory_gib(options, machine),
+        memory_gib=memory_gib,
         n_repeats=n_repeats,
         seconds=session.elapsed_s,
         rows=tuple(map(_strip, rows)),

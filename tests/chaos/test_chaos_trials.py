@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import gc
 import json
 import os
@@ -20,7 +19,7 @@ from tests.faults import leftovers
 from tests.faults.leftovers import find_processes, mark_processes, read_peak_mib
 
 from fulltilt.levers import default_plan
-from fulltilt.records import Trial, WorkloadSource
+from fulltilt.records import Trial, TrialRequest, WorkloadSource
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
@@ -49,8 +48,10 @@ class WatchedTarget:
         (folder / "schedule.json").write_text(json.dumps([dataclasses.asdict(fault) for fault in schedule]))
         here = str(Path(chaos_bodies.__file__).parent)
         source = WorkloadSource(config=config, base_dir=".", import_paths=(here,))
-        build = functools.partial(ProcessTarget, source, device="cpu", folder=folder, zygote=self.zygote)
-        self.usual, self.short = build(deadline_s=300.0), build(deadline_s=HANG_DEADLINE_S)
+        self.usual, self.short = (
+            ProcessTarget(TrialRequest(source=source, device="cpu", deadline_s=deadline_s), folder, zygote=self.zygote)
+            for deadline_s in (300.0, HANG_DEADLINE_S)
+        )
         self.descriptors: dict[int, int] = {}
         self.warm_mib = 0.0
 

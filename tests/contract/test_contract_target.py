@@ -6,7 +6,7 @@ import pytest
 from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.levers import default_plan
-from fulltilt.records import Trial, WorkloadSource, dumps, loads
+from fulltilt.records import Trial, TrialRequest, WorkloadSource, dumps, loads
 from fulltilt.tuner.trials.process import Zygote
 from fulltilt.tuner.trials.rows import NULLABLE
 from fulltilt.tuner.trials.target import ProcessTarget
@@ -24,7 +24,8 @@ def process_target(tmp_path_factory):
     folder = tmp_path_factory.mktemp("target")
     source = WorkloadSource(config={"act": "end_by_batch_size"}, base_dir=".", import_paths=BODIES)
     zygote = Zygote(folder / "zygote.log", body="trial_bodies:do", preload=("json",))
-    target = ProcessTarget(source, device="cpu", folder=folder, n_steps=4, zygote=zygote, deadline_s=300)
+    usual = TrialRequest(source=source, device="cpu", n_steps=4, deadline_s=300)
+    target = ProcessTarget(usual, folder, zygote=zygote)
     yield target
     target.close()
 

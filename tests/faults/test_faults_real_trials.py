@@ -8,6 +8,7 @@ import pytest
 from tests.faults.leftovers import count_descriptors, find_all, watch_leftovers
 
 from fulltilt.levers import default_plan
+from fulltilt.records import TrialRequest
 from fulltilt.tuner.question.source import resolve_target
 from fulltilt.tuner.trials.process import Zygote
 from fulltilt.tuner.trials.target import ProcessTarget
@@ -68,10 +69,11 @@ class Trials:
 
     def run(self, name, *, workers=0, deadline_s=120.0, limit_bytes=None, **levers):
         self.n_run += 1
-        target = ProcessTarget(
-            resolve_target(f"faulty_workloads:{name}").source, device="cpu", folder=self.folder, n_steps=1,
-            deadline_s=deadline_s, memory_limit_bytes=limit_bytes, max_measure_s=0.1, zygote=self.zygote,
+        usual = TrialRequest(
+            source=resolve_target(f"faulty_workloads:{name}").source, device="cpu", n_steps=1, deadline_s=deadline_s,
+            memory_limit_bytes=limit_bytes, max_measure_s=0.1,
         )  # fmt: skip
+        target = ProcessTarget(usual, self.folder, zygote=self.zygote)
         plan = default_plan({"batch_size": 16, "num_workers": workers, **levers})
         return target(plan, id=f"t{self.n_run}", why="")
 

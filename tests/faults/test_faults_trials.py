@@ -307,9 +307,8 @@ def test_a_zygote_that_hangs_is_told_from_a_slow_one(build_zygote_of, monkeypatc
 @pytest.fixture
 def hanging_target(light_zygote, tmp_path):
     """A target whose trials hang, with a deadline of their own that is far away."""
-    target = ProcessTarget(
-        build_source(act="hang"), device="cpu", folder=tmp_path, zygote=light_zygote, deadline_s=3600
-    )
+    usual = TrialRequest(source=build_source(act="hang"), device="cpu", deadline_s=3600)
+    target = ProcessTarget(usual, tmp_path, zygote=light_zygote)
     yield target
     target.close()
 
@@ -330,7 +329,7 @@ def test_facts_that_take_longer_than_the_budget_are_no_plan_and_say_so(hanging_t
 
 def test_a_zygote_that_starts_slower_than_the_budget_is_not_waited_for(build_zygote_of, tmp_path):
     zygote = build_zygote_of("import time; time.sleep(3600)")
-    target = ProcessTarget(build_source(), device="cpu", folder=tmp_path, zygote=zygote)
+    target = ProcessTarget(TrialRequest(source=build_source(), device="cpu"), tmp_path, zygote=zygote)
     target.end_s = time.monotonic() + 0.5
     with pytest.raises(NoPlanError, match=r"budget was gone before the first run.*no answer in") as ended:
         target.read_facts(default_plan({"batch_size": 1}))

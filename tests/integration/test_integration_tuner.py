@@ -116,17 +116,6 @@ def searched(tmp_path_factory):
 GRID = {"batch_sizes": [16, 64, 32_768, 40_000, 100_000], "memory_limit": "700MiB", "exhaustive": True, "out": "out"}
 
 
-def test_a_result_that_cannot_be_written_comes_with_the_error(project, monkeypatch):
-    def fail(result, path):
-        raise fulltilt.errors.StorageError(f"no space left for {path}/tune.json")
-
-    monkeypatch.setattr("fulltilt.tuner.tuning.write_result", fail)
-    with pytest.raises(fulltilt.errors.ResultUnwrittenError, match="no space left for") as ended:
-        tune(batch_sizes=[16], exhaustive=True, out="out", settings=NO_LEVERS | {"data.batch_size": 16})
-    assert ended.value.result.picks.recommended.trial.status == "ok"
-    assert len(read_rows(project / "out")) >= len(ended.value.result.trials)
-
-
 def test_the_document_of_a_search_is_valid_and_comes_back(searched):
     result, folder, _ = searched
     assert {"tune.json", "trials.csv", "report.html"} <= {path.name for path in (folder / "out").iterdir()}
@@ -153,32 +142,35 @@ def test_batches_that_do_not_fit_or_that_the_data_cannot_fill_are_rows_and_still
     assert result.search.n_out_of_memory == 1
 
 
-def test_the_recommended_plan_was_run_again_beside_the_others_and_read_back(searched):
-    result, _, _ = searched
+def test_the_recommended_plan_was_run_again_beside_the_others_and_progress_names_every_row_and_pick(searched):
+    result, _, events = searched
     recommended = result.picks.recommended.trial
     runs = [row for row in (*result.trials, *result.repeats) if row.plan == recommended.plan]
     again = [row for row in runs if row.kind in ("repeat", "baseline")]
     assert len(again) in (2, 3), "two rounds, and a third where they do not tell"
     assert len(result.picks.recommended.runs_samples_per_s) == len(again)
     assert recommended.observed["batch_size"] == recommended.plan["batch_size"]
-
-
-def test_progress_names_every_row_and_every_pick(searched):
-    result, _, events = searched
     done = [event.trial.id for event in events if isinstance(event, TrialDone)]
     assert {row.id for row in (*result.trials, *result.repeats)} <= set(done)
     assert sum(isinstance(event, SearchStarted) for event in events) == 1
     assert [e.name for e in events if isinstance(e, PickMade)] == ["throughput", "efficiency", "memory", "recommended"]
 
 
-def test_the_same_search_again_runs_no_trial(searched):
+def test_the_same_search_again_runs_no_trial_and_comes_with_the_error_where_its_result_cannot_be_written(
+    searched, monkeypatch
+):
+    def fail(result, path):
+        raise fulltilt.errors.StorageError(f"no space left for {path}/tune.json")
+
     result, folder, _ = searched
     before = (folder / "out" / "trials.jsonl").read_text()
     events = []
-    again = tune(**GRID, on_event=events.append)
+    monkeypatch.setattr("fulltilt.tuner.tuning.write_result", fail)
+    with pytest.raises(fulltilt.errors.ResultUnwrittenError, match="no space left for") as ended:
+        tune(**GRID, on_event=events.append)
     assert (folder / "out" / "trials.jsonl").read_text() == before
     assert all(event.is_resumed for event in events if isinstance(event, TrialDone))
-    assert again.picks == result.picks
+    assert ended.value.result.picks == result.picks
 
 
 @pytest.mark.slow
@@ -223,6 +215,7 @@ def test_a_workload_that_cannot_train_is_no_plan_with_the_reason(project, name, 
 @pytest.mark.parametrize(
     ("name", "options", "error", "words"),
     [
+        ("workload", {"batch_sizes": [0]}, UsageError, "--batch-sizes 0 cannot be tried"),
         ("without_data", {}, UsageError, "no file /data/x"),
         ("workload", {"memory_limit": "50MiB"}, NoPlanError, "give a larger --memory-limit"),  # below torch's own
     ],
@@ -230,12 +223,7 @@ def test_a_workload_that_cannot_train_is_no_plan_with_the_reason(project, name, 
 def test_what_cannot_be_built_is_the_users_own_error(project, name, options, error, words):
     with pytest.raises(error, match=words):
         tune(name, out="out", **options)
-
-
-def test_bad_flags_are_usage_errors_before_anything_is_written(project):
-    with pytest.raises(UsageError):
-        tune(out="out", batch_sizes=[0])
-    assert not (project / "out").exists()
+    assert (project / "out").exists() == ("batch_sizes" not in options), "bad flags are told before"
 
 
 @pytest.mark.slow

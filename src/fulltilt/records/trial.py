@@ -50,13 +50,13 @@ class WorkloadSource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRequest:
-    """A request to a trial process, sent as one JSON line."""
+    """A request to a trial process, sent as one JSON line; without id and plan, what the requests of a search share."""
 
-    id: str
+    id: str = ""
     source: WorkloadSource
-    plan: Plan
+    plan: Plan = dataclasses.field(default_factory=Plan)
     device: str  # "cpu", "cuda", "cuda:1"
-    n_steps: int  # timed optimizer steps at least; blocks may need more
+    n_steps: int = 20  # timed optimizer steps at least; blocks may need more
     kind: str = "trial"  # what to do with it: a name of ``tuner.trials.kinds.KINDS``
     seed: int = 0
     memory_limit_bytes: int | None = None  # of each rank

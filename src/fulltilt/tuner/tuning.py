@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from fulltilt.config import Config
 from fulltilt.errors import ResultUnwrittenError, StorageError, UsageError
 from fulltilt.hardware import read_machine
+from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.answer.conclude import conclude
 from fulltilt.tuner.answer.result import RESULT_FILES, TuneResult, write_result
 from fulltilt.tuner.answer.verify import VERIFY_FOLDER
 from fulltilt.tuner.question.options import LearningRateRule, build_options
-from fulltilt.tuner.question.question import Question
+from fulltilt.tuner.question.question import CODE, DATA, Question
 from fulltilt.tuner.question.source import resolve_target
 from fulltilt.tuner.search.journal import JOURNAL_FILE
 from fulltilt.tuner.search.progress import OnEvent, PickMade
@@ -86,8 +87,9 @@ def tune(
         lr_rule=lr_rule, deadline=deadline,
     )  # fmt: skip
     path = Path(out) if out is not None else Path("runs") / "tune" / aim.name
-    question = Question(aim=aim, options=options, machine=read_machine(), path=path)
-    with question.open_folder([JOURNAL_FILE, VERIFY_FOLDER, *RESULT_FILES]) as folder:
+    question = Question(aim, options, read_machine())
+    parts, results = question.list_fingerprint_parts(), [JOURNAL_FILE, VERIFY_FOLDER, *RESULT_FILES]
+    with RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA)) as folder:
         with open_search(question, folder, tell, start_s) as search:
             run_strategy(search)
             run_finalists(search)

@@ -6,14 +6,14 @@ import dataclasses
 import functools
 
 import pytest
-from tests.unit.tuner import simulated_rows
+from tests.unit.tuner import tuner_cases
 
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import PhasesMs, Roof
 from fulltilt.tuner.answer.advice import build_advice, compute_bound, compute_roof_share, find_ceilings
 from fulltilt.tuner.answer.lever_advice import Findings, build_lever_advice, compute_effect
 
-make_row = functools.partial(simulated_rows.make_row, plan=default_plan({"batch_size": 100}), spread_pct=1.0)
+make_row = functools.partial(tuner_cases.make_row, plan=default_plan({"batch_size": 100}), spread_pct=1.0)
 BEST = make_row(1, 1000.0)
 FACTS = Facts(device_type="cpu", has_conv=True, has_any_conv=True, has_c_compiler=True, optimizer="AdamW")
 ROOFS = (
@@ -35,6 +35,12 @@ def make_busy(row):
     return dataclasses.replace(row, cpu_pressure_pct=83.4)
 
 
+def advise(recommended, rows, *, axes=None, facts=FACTS, **given):
+    found = Findings(recommended=recommended, rows=[recommended, *rows], axes=axes or {}, facts=facts, **given)
+    return {(advice.lever, advice.value): advice for advice in build_lever_advice(found)}
+
+
+COMPILED_PROBE = {"kind": "device", "batch_size": 50, "compile": True}
 LONG = {"step": 2660.0, "forward": 1180.0, "backward": 1480.0, "optimizer": 0.0, "other": 0.0}
 WAITING = {"data_wait": 60.0, "forward": 10.0, "backward": 20.0, "other": 0.0}
 
@@ -60,6 +66,10 @@ def test_advice_on_a_busy_row_says_so():
         parts = [compute_bound(row)[0], compute_roof_share(row, ROOFS)[0], find_ceilings(row, [probe])[0]]
         assert [part.busy_ids for part in parts] == [busy_ids] * 3
     assert find_ceilings(quiet, [make_busy(probe)])[0].busy_ids == ("t2",)
+    assert advise(BEST, [ALONE])["compile", True].busy_ids == ()
+    assert advise(BEST, [make_busy(ALONE)])["compile", True].busy_ids == ("t2",)
+    probes = [make_row(5, 2000.0, kind="device", batch_size=50), make_busy(make_row(2, 900.0, **COMPILED_PROBE))]
+    assert advise(BEST, [], probes=probes)["compile", True].busy_ids == ("t2",)
 
 
 def test_mfu_is_flops_over_time_over_the_measured_roof():
@@ -138,27 +148,26 @@ def test_probes_of_the_plans_own_parts_stand_beside_it_and_others_do_not():
     assert ["the slower side" in ceiling.text for ceiling in found] == [False, True]
 
 
-def advise(recommended, rows, *, axes=None, facts=FACTS, **given):
-    found = Findings(recommended=recommended, rows=[recommended, *rows], axes=axes or {}, facts=facts, **given)
-    return {(advice.lever, advice.value): advice for advice in build_lever_advice(found)}
-
-
 ALONE, IN_COMPANY = make_row(2, 900.0, compile=True), make_row(3, 950.0, compile=True, num_workers=2)
 SPREAD = make_row(2, 990.0, spread_pct=4.0, compile=True)
+TIED = "; its plan is among the ties: all runs together do not tell the two apart"
 
 
 @pytest.mark.parametrize(
-    ("rows", "state", "effect_pct", "said"),
+    ("rows", "given", "state", "effect_pct", "said"),
     [
-        ([ALONE, IN_COMPANY], "tried alone", -10.0, "compile yes (t2) was 10.0 % slower"),
-        ([IN_COMPANY], "tried in company", -5.0, "in t3, which differs in num_workers too, was 5.0 % slower"),
-        ([SPREAD], "tried alone", -1.0, "made no difference that shows: -1.0 %"),
+        ([ALONE, IN_COMPANY], {}, "tried alone", -10.0, "compile yes (t2) was 10.0 % slower"),
+        ([IN_COMPANY], {}, "tried in company", -5.0, "in t3, which differs in num_workers too, was 5.0 % slower"),
+        ([SPREAD], {}, "tried alone", -1.0, "made no difference that shows: -1.0 %"),
+        ([ALONE], {"noise_pct": 12.0}, "tried alone", -10.0, "less than the 12 % that runs of one plan lay apart"),
+        ([ALONE], {"tied": {ALONE.plan}}, "tried alone", -10.0, TIED),
     ],
 )
-def test_a_lever_that_was_tried_says_what_it_did_and_in_what_company(rows, state, effect_pct, said):
-    tried = advise(BEST, rows)["compile", True]
+def test_a_lever_that_was_tried_says_what_it_did_and_in_what_company(rows, given, state, effect_pct, said):
+    tried = advise(BEST, rows, **given)["compile", True]
     assert (tried.state, tried.trial_id, tried.effect_pct) == (state, rows[0].id, pytest.approx(effect_pct))
     assert said in tried.text
+    assert (TIED in tried.text) == ("tied" in given)
 
 
 def test_a_probe_of_the_lever_alone_says_more_than_a_run_in_company():
@@ -172,19 +181,6 @@ def test_a_probe_of_the_lever_alone_says_more_than_a_run_in_company():
     probed = advise(best, [make_row(3, 950.0, compile=True, num_workers=0)], probes=probes)["compile", True]
     assert (probed.state, probed.trial_id, probed.effect_pct) == ("probed alone", "t6", pytest.approx(-50.0))
     assert "compile yes, the step alone (t6 against t5), was 50.0 % slower" in probed.text
-
-
-def test_advice_on_a_lever_says_where_its_rows_are_of_a_busy_machine():
-    assert advise(BEST, [ALONE])["compile", True].busy_ids == ()
-    assert advise(BEST, [make_busy(ALONE)])["compile", True].busy_ids == ("t2",)
-    with_it = make_busy(make_row(2, 900.0, kind="device", batch_size=50, compile=True))
-    probes = [make_row(5, 2000.0, kind="device", batch_size=50), with_it]
-    assert advise(BEST, [], probes=probes)["compile", True].busy_ids == ("t2",)
-
-
-def test_a_difference_below_the_spread_of_one_plan_says_so():
-    made = advise(make_row(1, 1000.0, spread_pct=0.1), [make_row(2, 950.0, compile=True)], noise_pct=8.0)
-    assert "less than the 8 % that runs of one plan lay apart" in made["compile", True].text
 
 
 @pytest.mark.parametrize(
@@ -203,9 +199,7 @@ def test_a_lever_that_never_ran_says_why_and_what_it_needs(lever, value, state, 
     made = advise(BEST, [failed, skipped], axes={"precision": ("fp32", "bf16")})[lever, value]
     assert (made.state, made.effect_pct) == (state, None)
     assert said in made.text
-
-
-def test_levers_in_force_and_levers_that_buy_memory_are_not_asked_for():
+    # levers in force and levers that buy memory are not asked for
     asked_for = advise(make_row(1, 1000.0, compile=True, precision="bf16"), [])
     assert not {("compile", True), ("precision", "bf16")} & set(asked_for)
     assert "activation_checkpointing" not in {lever for lever, _ in asked_for}
@@ -215,16 +209,7 @@ def test_the_interval_of_an_effect_joins_those_of_both_runs():
     effect_pct, (low, high) = compute_effect(make_row(1, 1000.0, spread_pct=3.0), make_row(2, 1100.0, spread_pct=4.0))
     assert effect_pct == pytest.approx(10.0)
     assert (low, high) == pytest.approx((10.0 - 5.5, 10.0 + 5.5), abs=0.2)
-
-
-def test_nothing_is_more_than_a_hundred_per_cent_slower():
     slow = dataclasses.replace(make_row(2, 190.0), samples_per_s_ci95=(-40.0, 420.0))
     effect_pct, (low, high) = compute_effect(BEST, slow)
     assert effect_pct == pytest.approx(-81.0)
-    assert -100.0 < low < effect_pct < high
-
-
-def test_a_lever_whose_plan_is_a_tie_is_not_only_called_slower():
-    assert "among the ties" not in advise(BEST, [ALONE])["compile", True].text
-    said = advise(BEST, [ALONE], tied={ALONE.plan})["compile", True].text
-    assert said.endswith("; its plan is among the ties: all runs together do not tell the two apart")
+    assert -100.0 < low < effect_pct < high, "nothing is more than a hundred per cent slower"

@@ -41,35 +41,22 @@ def test_a_file_is_known_by_its_size_and_its_time(tmp_path):
     assert stamp(tmp_path, dataset="hdf5", path="a.h5")["a.h5"]["n_bytes"] == 2
 
 
-CHANGES = {
-    "one more": lambda folder: write(folder / "dog/3.png"),
-    "a newer one": lambda folder: write(folder / "cat/1.png", time_ns=NEW_NS),
-    "a longer one": lambda folder: write(folder / "cat/1.png", "longer"),
-    "one less": lambda folder: (folder / "cat/1.png").unlink(),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_folder_is_known_by_its_files(tmp_path, change):
-    for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
-        write(tmp_path / "images" / name)
-    first = stamp(tmp_path, dataset="image_folder", path="images")
-    assert first["images"]["n_files"] == 3
-    change(tmp_path / "images")
-    assert stamp(tmp_path, dataset="image_folder", path="images") != first
-
-
-def test_what_a_run_writes_beside_the_data_is_no_data(tmp_path):
-    write(tmp_path / "cat" / "1.png")
-    first = stamp(tmp_path, dataset="image_folder", path=".")
+def test_a_folder_is_known_by_its_files_and_what_a_run_writes_beside_them_is_no_data(tmp_path, monkeypatch):
+    cat, stamps = tmp_path / "cat/1.png", []
+    changes = (
+        lambda: write(cat), lambda: write(cat, time_ns=NEW_NS), lambda: write(cat, "longer"),
+        lambda: write(tmp_path / "dog/3.png"), cat.unlink,
+    )  # fmt: skip
+    for change in changes:
+        change()
+        stamps.append(first := stamp(tmp_path, dataset="image_folder", path="."))
+    assert all(before != after for before, after in itertools.pairwise(stamps))
+    assert [found["."]["n_files"] for found in stamps] == [1, 1, 1, 2, 1]
     for name in ("runs/tune/a/fingerprint.json", "runs/tune/a/trials.jsonl", ".cache/x"):
         write(tmp_path / name)
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     (tmp_path / "round").symlink_to(tmp_path)
     assert stamp(tmp_path, dataset="image_folder", path=".") == first
-
-
-def test_a_large_folder_costs_no_more_than_its_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(data_stamp, "MAX_FILES", 4)
     for number in range(9):
         write(tmp_path / f"images/{number // 3}/{number}.png")
@@ -85,10 +72,7 @@ def test_paths_are_found_wherever_the_configuration_names_them(tmp_path):
     assert stamp(tmp_path, dataset="digits") == {}
     assert stamp(tmp_path, dataset="hdf5", path="gone.h5") == {}
     assert set(stamp(tmp_path, dataset="hdf5", path=str(tmp_path / "a.h5"))) == {str(tmp_path / "a.h5")}
-
-
-def test_the_folder_that_a_data_set_reads_when_none_is_named_is_seen(tmp_path):
-    write(tmp_path / "data" / "x.bin")
+    write(tmp_path / "data" / "x.bin")  # which is read when none is named
     assert set(stamp(tmp_path, dataset="cifar10")) == {"data"}
     assert set(stamp(tmp_path, dataset="cifar10(root=other)", path=None)) == set()
     roots = {name: inspect.signature(build).parameters.get("root") for name, build in DATASETS.items()}
@@ -137,12 +121,6 @@ def test_other_data_beside_those_that_are_read_change_nothing(tmp_path, dataset,
     assert stamp(tmp_path, dataset=dataset + root) != first
 
 
-def test_a_class_that_is_called_test_is_not_all_of_a_folder_of_classes(tmp_path):
-    for name in ("test", "control"):
-        write(tmp_path / "data" / name / "1.png")
-    assert stamp(tmp_path, dataset="image_folder")["data"]["n_files"] == 2
-
-
 @pytest.mark.parametrize(
     "data", [{"path": "mine"}, {"dataset": "image_folder(mine/)", "val_dataset": "mine:build(mine/)"}]
 )
@@ -153,3 +131,6 @@ def test_a_folder_that_the_users_own_code_reads_alone_or_too_counts_whole(tmp_pa
     assert all(found["n_files"] == 2 for found in first.values())
     write(tmp_path / "mine" / "more.txt")
     assert stamp(tmp_path, **data) != first
+    for name in ("test", "control"):  # a class that is called test is not all of a folder of classes
+        write(tmp_path / "data" / name / "1.png")
+    assert stamp(tmp_path, dataset="image_folder")["data"]["n_files"] == 2

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fulltilt.config import config_from_values
-from fulltilt.levers import Facts, default_plan
+from fulltilt.levers import Facts, default_plan, load_catalogue
+from fulltilt.tuner.question import grid_size
+from fulltilt.tuner.question import space as space_module
 from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.space import COUNTABLE, Space, build_space
 
@@ -47,14 +49,22 @@ def test_plans_are_counted_as_if_they_were_made(space):
     assert count_grid(space) == len(space.grid())
 
 
+@pytest.mark.parametrize(
+    "read", [lambda plan: True in plan.values(), lambda plan: next(v for k, v in plan.items() if "compile" in k)]
+)
+def test_a_guard_reads_a_lever_by_looking_at_all_of_a_plan(monkeypatch, read):
+    guarded = dataclasses.replace(load_catalogue()["cudnn_benchmark"], guard=lambda value, plan, facts: read(plan))
+    for module in (grid_size, space_module):
+        monkeypatch.setattr(module, "load_catalogue", lambda: {**load_catalogue(), "cudnn_benchmark": guarded})
+    axes, base = {"cudnn_benchmark": (False, True), "compile": (False, True)}, default_plan({"batch_size": 8})
+    space = Space(axes=axes, base=base, user_plan=base, facts=GPU)
+    assert count_grid(space) == len(space.grid())
+    assert count_grid(dataclasses.replace(space, axes={})) == 0
+
+
 @pytest.mark.slow
 def test_a_large_grid_is_counted_exactly():
     config = config_from_values({"data": {"batch_size": 64}}, base_dir=".")
     large = build_space(config, GPU, free_batch=True, all_levers=True)
     assert large.n_combinations > COUNTABLE
     assert count_grid(large) == len(large.grid()) < large.n_combinations
-
-
-def test_an_empty_space_holds_no_plan():
-    base = default_plan({})
-    assert count_grid(Space(axes={}, base=base, user_plan=base, facts=GPU)) == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.tuner.simulated_rows import USER, make_row
+from tests.unit.tuner.tuner_cases import USER, make_row
 
 from fulltilt.errors import RunFolderError
 from fulltilt.records.run_folder import RunFolder
@@ -59,7 +59,6 @@ def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(open_journal, 
     ("changes", "said"),
     [
         ({"samples_per_s": None}, "status is ok, and samples_per_s is None"),
-        ({"memory_rss_peak_gib": -1.0}, "memory_rss_peak_gib is -1, which nothing takes or reaches"),
         ({"memory_rss_peak_gib": 0.0}, "memory_rss_peak_gib is 0, which nothing takes or reaches"),
         ({"memory_rss_peak_gib": 1e300}, "memory_rss_peak_gib is 1e+300, which nothing takes or reaches"),
         ({"seconds": -1000.0}, "seconds is -1000, which nothing takes or reaches"),
@@ -76,21 +75,13 @@ def test_a_row_that_cannot_be_is_left_out_to_be_run_again(open_journal, file, ch
     assert said in journal.notes[0]
 
 
-def test_a_folder_in_the_place_of_the_rows_is_refused(open_journal, file):
-    file.mkdir()
-    with pytest.raises(RunFolderError, match=f"{JOURNAL_FILE} cannot be read"):
-        open_journal()
-
-
-def test_a_torn_last_line_is_no_row(open_journal, file):
+def test_a_torn_last_line_is_no_row_and_a_folder_in_their_place_is_refused(open_journal, file):
     open_journal(FIRST)
     with file.open("a") as stream:
         stream.write('{"id": "t2", "plan": {"batch')
     assert [trial.id for trial in open_journal().trials] == ["t1"]
     assert [trial.id for trial in open_journal(make_row(3, 10.0)).trials] == ["t1", "t3"]
-
-
-def test_without_a_folder_rows_stay_in_memory():
-    journal = Journal()
-    journal.append(FIRST)
-    assert journal.next_id() == "t2"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(RunFolderError, match=f"{JOURNAL_FILE} cannot be read"):
+        open_journal()

@@ -23,21 +23,16 @@ def list_neighbours(plan):
     return Candidates(SPACE, BASE).list_neighbours(plan, AXES)
 
 
-def test_a_neighbour_that_cannot_run_is_not_offered():
+def test_neighbours_move_by_one_on_ordered_axes_to_every_value_of_a_switch_and_can_run():
     for plan in (BASE, SPACE.with_value(BASE, "num_workers", 1)):
         assert list_neighbours(plan)
         assert not any(find_obstacles(near, SPACE.facts) for near in list_neighbours(plan))
     assert not any(near["persistent_workers"] or near["prefetch_factor"] for near in list_neighbours(BASE))
-
-
-def test_ordered_axes_move_by_one_and_switches_to_every_value():
     plan = SPACE.with_value(BASE, "num_workers", 1)
     changed = {(name, near[name]) for near in list_neighbours(plan) for name in AXES if near[name] != plan[name]}
     assert {("batch_size", 16), ("batch_size", 64), ("num_workers", 2), ("num_workers", 0)} <= changed
     assert {("persistent_workers", True), ("prefetch_factor", 4), ("fused_optimizer", True)} <= changed
-
-
-def test_the_next_number_of_workers_is_the_next_larger_one_in_whatever_order_they_were_named():
+    # the next number of workers is the next larger one in whatever order they were named
     space = dataclasses.replace(SPACE, axes={**AXES, "num_workers": (8, 0, 4)})
     found = Candidates(space, BASE).list_neighbours(BASE.replace(num_workers=8), ["num_workers"])
     assert [near["num_workers"] for near in found] == [4]

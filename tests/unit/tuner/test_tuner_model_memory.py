@@ -83,6 +83,8 @@ def test_a_bend_that_probes_have_not_reached_is_seen_by_fake_points_and_not_by_a
     assert by_fake.gib == pytest.approx(true, rel=0.03)
     assert by_line.gib < 0.1 * true
     assert by_line.high > true
+    assert not MemoryCurve(real=BENT.at(1, 2, 4, 8)).is_settled, "its slope repeats, and hardly anything grows"
+    assert MemoryCurve(real=BENT.at(16, 32, 64)).is_settled
     beyond = MemoryCurve(real=BENT.at(32), fake=BENT.at(16, 32, 64)).predict_gib(256)
     assert beyond.basis == "extrapolated", "of the fake points"
     assert beyond.gib == pytest.approx(BENT(256), rel=0.03)
@@ -108,31 +110,20 @@ def test_what_is_called_safe_fits_whatever_was_measured(peak, limit, offset, mea
     assert (alone is None) == (not fitting)
 
 
-def test_a_slope_that_repeats_while_hardly_anything_grows_is_not_believed():
-    assert not MemoryCurve(real=BENT.at(1, 2, 4, 8)).is_settled
-    assert MemoryCurve(real=BENT.at(16, 32, 64)).is_settled
-
-
-def test_measured_fits_without_a_margin_and_predicted_needs_one():
+def test_measured_fits_without_a_margin_and_predicted_needs_one_and_room_for_the_upper_end():
     curve = MemoryCurve(real=BENT.at(16, 32, 64))
     assert curve.largest_safe_batch([16, 32, 64], BENT(64)) == 64
     between = BENT(32) + (BENT(64) - BENT(32)) / 2
     assert curve.largest_safe_batch([16, 32, 48], between) == 32
     assert curve.largest_safe_batch([16, 32, 48], between * MARGIN) == 48
     assert curve.largest_safe_batch([16, 32], 1.0) is None
-
-
-def test_safe_means_that_the_upper_end_of_the_estimate_fits():
     curve = MemoryCurve(real=BENT.at(32), fake=BENT.at(*POWERS))
     estimate = curve.predict_gib(256)
     assert estimate.low < estimate.gib < estimate.high
     assert curve.largest_safe_batch([32, 256], estimate.gib * 1.01 * MARGIN) == 32
     assert curve.largest_safe_batch([32, 256], estimate.high * 1.01 * MARGIN) == 256
-
-
-def test_what_ran_out_of_memory_and_all_above_it_is_never_safe():
-    curve = MemoryCurve(real=BENT.at(16, 32), fake=BENT.at(*POWERS), refused=(64,))
-    assert curve.largest_safe_batch(POWERS, 1000.0) == 32
+    refused = dataclasses.replace(curve, refused=(64,))
+    assert refused.largest_safe_batch(POWERS, 1000.0) == 32, "never what ran out of memory, nor above it"
 
 
 def test_another_arm_inherits_offset_and_ratio():
@@ -144,12 +135,6 @@ def test_another_arm_inherits_offset_and_ratio():
     estimate = inherited.predict_gib(256)
     assert abs(estimate.gib - true) < min(0.02 * true, abs(untaught.predict_gib(256).gib - true))
     assert estimate.low <= true <= estimate.high
-
-
-def test_where_nothing_is_known_nothing_is_predicted():
-    with pytest.raises(ValueError, match="empty"):
-        MemoryCurve(fake={8: 1.0}).predict_gib(16)
-    assert MemoryCurve().largest_safe_batch(POWERS, 100.0) is None
 
 
 FLAT = Peak(((2.0, 0.0), (0.0, 0.00125)))  # rises from 1,600 on
@@ -168,6 +153,8 @@ def test_a_peak_that_is_flat_before_it_rises_teaches_no_small_ratio():
     estimate = curve.predict_gib(8192)
     assert estimate.low <= read_real(8192)[8192] <= estimate.high
     assert curve.largest_safe_batch([2048, 8192], 8.0) == 2048
+    foreign = MemoryCurve(real={512: 9.9, 8192: 20.0}, fake=FLAT.at(*FAR), inferred={512, 8192})
+    assert foreign.compute_correction() == Correction(), "nor do fake points of another arm teach anything"
 
 
 def test_a_chord_between_far_fake_points_is_asked_about_before_it_refuses_what_fits():
@@ -179,6 +166,8 @@ def test_a_chord_between_far_fake_points_is_asked_about_before_it_refuses_what_f
         curve = dataclasses.replace(curve, fake={**curve.fake, batch: FLAT(batch)})
     assert asked == [2048, 4096]
     assert curve.largest_safe_batch(TO_FAR, 4.0) == 2048
+    off = MemoryCurve(real=read_real(1024), fake=FLAT.at(*FAR))
+    assert off.find_doubtful_batch([1024, 2048, 4096], 4.0) == 1024, "what is predicted from gets a point of its own"
 
 
 def test_nothing_is_in_doubt_where_fake_points_lie_on_one_line_or_all_is_safe():
@@ -186,13 +175,5 @@ def test_nothing_is_in_doubt_where_fake_points_lie_on_one_line_or_all_is_safe():
     assert MemoryCurve(fake=line.at(*FAR)).find_doubtful_batch(TO_FAR, 20.0) is None
     assert MemoryCurve(fake=FLAT.at(*FAR)).find_doubtful_batch(TO_FAR, 100.0) is None
     assert MemoryCurve(real=FLAT.at(512)).find_doubtful_batch(TO_FAR, 4.0) is None
-
-
-def test_a_real_point_off_the_fake_ones_gets_one_of_its_own_where_it_is_predicted_from():
-    curve = MemoryCurve(real=read_real(1024), fake=FLAT.at(*FAR))
-    assert curve.find_doubtful_batch([1024, 2048, 4096], 4.0) == 1024
-
-
-def test_fake_points_of_another_arm_teach_nothing():
-    curve = MemoryCurve(real={512: 9.9, 8192: 20.0}, fake=FLAT.at(*FAR), inferred={512, 8192})
-    assert curve.compute_correction() == Correction()
+    with pytest.raises(ValueError, match="empty"):  # one fake point is no curve
+        MemoryCurve(fake={8: 1.0}).predict_gib(16)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 import pytest
-from tests.unit.tuner.simulated_rows import build_bare_row
+from tests.unit.tuner.tuner_cases import build_bare_row
 
 from fulltilt.levers import default_plan
 from fulltilt.tuner.search.model.arms import device_arm
@@ -45,11 +45,8 @@ def test_fake_points_alone_keep_a_margin_until_a_real_peak_takes_the_doubt_away(
     assert fits(learn(*FAKES), 256, 512, 1024) == [True, True, False]
     assert fits(learn(*FAKES, *REAL), 512, 1024) == [True, False]
     assert fits(learn(*FAKES, limit_gib=math.inf), 2048) == [True]
-
-
-def test_an_arm_that_only_fake_tensors_saw_is_read_against_the_users():
     memory = learn(*FAKES, *make_fakes(0.1, 0.005, 1, 2048, precision="bf16"), *REAL)
-    assert fits(memory, 1024, 2048, precision="bf16") == [True, False]
+    assert fits(memory, 1024, 2048, precision="bf16") == [True, False], "an arm that only fake tensors saw"
 
 
 def test_knowing_nothing_it_goes_up_by_doubling_and_never_to_what_ran_out_of_memory():
@@ -59,13 +56,8 @@ def test_knowing_nothing_it_goes_up_by_doubling_and_never_to_what_ran_out_of_mem
     assert fits(memory, 64, 128, 256) == [True, False, False]
     memory = learn(make_row("loader", 2048, None, status="out_of_memory"))
     assert fits(memory, 2048) == [True], "probes of the loader say nothing of memory"
-
-
-def test_what_fits_is_known_by_a_curve_or_where_there_is_room_for_everything():
-    assert not learn().is_known
-    assert not learn(FAKES[-1]).is_known
-    assert learn(*FAKES).is_known
-    assert learn(FAKES[-1], limit_gib=1000.0).is_known
+    assert not any(memory.is_known for memory in (learn(), learn(FAKES[-1])))
+    assert all(memory.is_known for memory in (learn(*FAKES), learn(FAKES[-1], limit_gib=1000.0)))
 
 
 def test_a_batch_at_the_edge_is_worth_a_probe_only_where_it_surely_runs():

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.tuner.simulated_rows import build_bare_row
+from tests.unit.tuner.tuner_cases import build_bare_row
 
 from fulltilt.levers import default_plan
 from fulltilt.records import PhasesMs
-from fulltilt.tuner.search.model.arms import ArmTimes, Curve, Point, device_arm, feed_arm
-from fulltilt.tuner.search.model.loader_time import LoaderTime
+from fulltilt.tuner.search.model.arms import ArmTimes, Curve, LoaderTime, Point, device_arm, feed_arm
 from fulltilt.tuner.search.model.step_time import StepTime
 
 PLAN = default_plan({"batch_size": 64})
@@ -60,16 +59,13 @@ def build_loader(seconds):
     return LoaderTime(points, n_cores=8)
 
 
-def test_workers_divide_loading_up_to_the_cores():
+def test_workers_divide_loading_up_to_the_cores_and_small_batches_cost_what_the_nearest_number_of_them_paid():
+    """A small batch that loads slowly once counted as if more workers were slower."""
     loader = build_loader({(0, 64): 1.0, (4, 64): 0.25})
     assert loader(FEED, 4, 64) == pytest.approx(0.25)
     assert 0.25 < loader(FEED, 2, 64) < 1.0
     assert loader(FEED, 8, 64) == pytest.approx(0.125)
     assert loader(FEED, 16, 64) == pytest.approx(0.125), "past the usable cores they take turns"
-
-
-def test_small_batches_cost_what_the_nearest_number_of_workers_paid_for_them():
-    """A small batch that loads slowly once counted as if more workers were slower."""
     loader = build_loader({(0, 64): 1.0, (4, 64): 0.25, (8, 64): 0.125, (8, 1): 0.1})
     assert loader(FEED, 8, 1) == pytest.approx(0.1)
     assert loader(FEED, 4, 1) > 0.1
@@ -103,17 +99,12 @@ def test_without_workers_loading_and_computing_take_turns_and_with_them_they_ove
     model = build(DEVICE, load(500.0, num_workers=0), load(4000.0))
     assert model.predict_step_s(PLAN) == pytest.approx(0.064 + 0.128)
     assert 0.064 <= model.predict_step_s(PLAN.replace(num_workers=8)) < 1.05 * 0.064
-
-
-def test_the_optimizer_is_paid_once_a_window():
+    rows, plan = (DEVICE, load(10.0, num_workers=0), load(80.0)), PLAN.replace(num_workers=8)
+    on_cpu, on_gpu = (build(*rows, on_cpu=on_cpu).predict_step_s(plan) for on_cpu in (True, False))
+    assert on_cpu > on_gpu, "loading takes cores from the step"
     model = build(make_row("device", 640.0, optimizer_ms=20.0))
     assert model.predict_step_s(PLAN) == pytest.approx(0.1)
-    assert model.predict_step_s(PLAN.replace(accumulate=4)) == pytest.approx(4 * 0.08 + 0.02)
-
-
-def test_on_the_cpu_loading_takes_cores_from_the_step():
-    rows, plan = (DEVICE, load(10.0, num_workers=0), load(80.0)), PLAN.replace(num_workers=8)
-    assert build(*rows, on_cpu=True).predict_step_s(plan) > build(*rows).predict_step_s(plan)
+    assert model.predict_step_s(PLAN.replace(accumulate=4)) == pytest.approx(4 * 0.08 + 0.02), "one update a window"
 
 
 def test_receiving_a_batch_costs_something_of_any_batch_and_something_of_each_sample():
@@ -121,19 +112,14 @@ def test_receiving_a_batch_costs_something_of_any_batch_and_something_of_each_sa
     model, slowed = (build(*rows, load(3e5, batch_size=2048, receive_ms=receive_ms)) for receive_ms in (0.42, 20.0))
     assert model.predict_step_s(PLAN.replace(num_workers=8, batch_size=2048)) < 1.01 * 2048 / 3e5
     assert slowed.predict_step_s(PLAN.replace(num_workers=8, batch_size=4096)) > 0.039
-
-
-def test_receiving_a_small_batch_never_takes_less_than_nothing():
-    """Through 0.1 ms at 16 and 2 ms at 64 went a line that began at −0.53 ms: at 8 it was as dear as +0.22 ms."""
+    # Through 0.1 ms at 16 and 2 ms at 64 went a line that began at −0.53 ms: at 8 it was as dear as +0.22 ms.
     loader = load(1e9, batch_size=16, receive_ms=0.1), load(1e9, batch_size=64, receive_ms=2.0)
     model = build(make_row("device", 1e9, batch_size=8), *loader)
     seconds = [model.predict_step_s(PLAN.replace(num_workers=8, batch_size=size)) for size in (1, 8, 16, 64)]
     assert seconds == sorted(seconds)
     assert seconds[0] == pytest.approx(2e-3 / 64, rel=0.01)
     assert seconds[3] == pytest.approx(2e-3, rel=0.01)
-
-
-def test_what_is_left_to_receive_beside_a_pinning_thread_is_told_by_pinned_batches():
+    # Beside a pinning thread less is left to receive, as pinned batches tell.
     loader = load(1e6, receive_ms=20.0), load(1e6, receive_ms=0.01, pin_memory=True)
     model = build(make_row("device", 1e6), *loader)
     assert model.predict_step_s(PLAN.replace(num_workers=8)) >= 0.02
@@ -163,9 +149,7 @@ def test_where_loading_bounds_the_step_one_precision_teaches_of_the_other():
     free, sd_free = learn_shift(40_000.0)
     assert bound > free > 0
     assert sd_bound < sd_free
-
-
-def test_of_plans_that_should_be_equal_fewer_workers_are_preferred():
+    # of plans that should be equal fewer workers are preferred
     model = build(DEVICE, load(1e7, num_workers=0), load(1e7))
     means, _ = model.predict_log_rate([PLAN.replace(num_workers=2), PLAN.replace(num_workers=8)])
     assert means[0] > means[1]

@@ -5,52 +5,33 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.unit.tuner import tuner_cases
+from tests.unit.tuner.tuner_cases import GIB
 
 from fulltilt.config import config_from_values
 from fulltilt.errors import UsageError
-from fulltilt.records import Device, Machine
+from fulltilt.records import Device
 from fulltilt.tuner.question.options import (
     RANK_START_S,
     build_options,
-    choose_trial_limit_bytes,
-    find_memory_gib,
+    find_limits,
     note_ranks,
 )
 
-GIB = 2**30
-MACHINE = Machine(
-    hostname_hash="0" * 12, system="Linux", is_wsl=False, cpu_model="cpu", n_cores_physical=2, n_cores_logical=2,
-    n_cores_usable=2, memory_total_bytes=32 * GIB, memory_available_bytes=20 * GIB, memory_limit_bytes=None,
-    shm_total_bytes=None, python="3.11", packages={},
-    devices=(Device(name="small", type="cuda", memory_total_bytes=8 * GIB),
-             Device(name="large", type="cuda", index=1, memory_total_bytes=24 * GIB)),
-)  # fmt: skip
-
-FLAGS = {
-    "batch_sizes": None, "num_workers": None, "steps": None, "device": "cpu", "memory_limit": None,
-    "exhaustive": False, "quick": False, "budget": None, "free_batch": False, "lr_rule": "sqrt", "deadline": None,
-}  # fmt: skip
+SMALL, LARGE = (Device(name="gpu", type="cuda", memory_total_bytes=n * GIB) for n in (8, 24))
+MACHINE = dataclasses.replace(tuner_cases.MACHINE, devices=(SMALL, LARGE))
 TWO_RANKS = config_from_values({"run": {"device": "cpu", "n_ranks": 2}}, base_dir=".")
 
 
 def build(config=None, **flags):
-    return build_options(config or config_from_values({}, base_dir="."), **(FLAGS | flags))
-
-
-def find_limits(options, machine=MACHINE):
-    """Bytes that a trial may take, and GiB that a pick may take."""
-    return choose_trial_limit_bytes(options, machine), find_memory_gib(options, machine)
-
-
-def test_text_with_units_becomes_bytes_and_seconds():
-    options = build(memory_limit="12GiB", budget="6m")
-    assert (options.memory_limit_bytes, options.budget_s) == (12 * GIB, 360.0)
+    return build_options(config or config_from_values({}, base_dir="."), **({"device": "cpu"} | flags))
 
 
 def test_steps_and_the_device_come_from_the_configuration_unless_a_flag_says_otherwise():
     config = config_from_values({"benchmark": {"steps_per_test": 7}, "run": {"device": "cpu"}}, base_dir=".")
     assert (build(config, device=None).n_steps, build(config, device=None).device) == (7, "cpu")
-    assert build(config, steps=3).n_steps == 3
+    options = build(config, steps=3, memory_limit="12GiB", budget="6m")
+    assert (options.n_steps, options.memory_limit_bytes, options.budget_s) == (3, 12 * GIB, 360.0)
 
 
 def test_quick_has_a_budget_and_no_deadline_beyond_it():
@@ -83,51 +64,48 @@ def test_bad_flags_say_the_value(flags, words):
     assert caught.value.exit_code == 2
 
 
-def test_a_limit_that_is_asked_for_holds_for_trials_and_picks():
-    assert find_limits(build(memory_limit=4 * GIB)) == (4 * GIB, 4.0)
+WSL, BOXED = dataclasses.replace(MACHINE, is_wsl=True), dataclasses.replace(MACHINE, memory_limit_bytes=2 * GIB)
+ON_CPU, TWO_CPUS = {"device": "cpu"}, {"device": "cpu", "rank_devices": ("cpu", "cpu")}
+ON_GPU, TWO_GPUS = {"device": "cuda:1"}, {"device": "cuda:1", "rank_devices": ("cuda:1", "cuda:0")}
+USABLE = 0.95  # of a GPU's memory under WSL, before the driver spills
 
 
-def test_without_one_a_cpu_keeps_a_tenth_of_what_is_free_and_minds_the_cgroup():
-    assert find_limits(build()) == (int(0.9 * 20 * GIB), 32.0)
-    boxed = dataclasses.replace(MACHINE, memory_limit_bytes=2 * GIB)
-    assert find_limits(build(), boxed) == (int(0.9 * 2 * GIB), 2.0)
+@pytest.mark.parametrize(
+    ("where", "asked_gib", "machine", "trial_gib", "pick_gib"),
+    [
+        (ON_CPU, 4, MACHINE, 4, 4.0),
+        # a tenth of what is free is kept, and the cgroup minded
+        (ON_CPU, None, MACHINE, 0.9 * 20, 32.0),
+        (ON_CPU, None, BOXED, 0.9 * 2, 2.0),
+        # ranks divide the memory of a CPU, and a limit that is asked for is each one's
+        (TWO_CPUS, None, MACHINE, 0.9 * 10, 16.0),
+        (TWO_CPUS, 4, MACHINE, 4, 4.0),
+        # a GPU is limited only where it would spill, and then below that
+        (ON_GPU, None, MACHINE, None, 24.0),
+        (ON_GPU, None, WSL, USABLE * 24, USABLE * 24),
+        (ON_GPU, 24, WSL, USABLE * 24, USABLE * 24),
+        (ON_GPU, 12, WSL, 12, 12.0),
+        (ON_GPU, 24, MACHINE, 24, 24.0),
+        ({"device": "cuda:7"}, None, MACHINE, None, None),
+        # of several the smallest counts
+        (TWO_GPUS, None, MACHINE, None, 8.0),
+        (TWO_GPUS, None, WSL, USABLE * 8, USABLE * 8),
+        (TWO_GPUS | {"rank_devices": ("cuda:0", "cuda:7")}, None, MACHINE, None, None),
+    ],
+)
+def test_memory_limits_of_trials_and_picks_follow_from_flag_and_machine(where, asked_gib, machine, trial_gib, pick_gib):
+    options = dataclasses.replace(build(), **where, memory_limit_bytes=asked_gib and asked_gib * GIB)
+    limit_bytes, memory_gib = find_limits(options, machine)
+    assert limit_bytes == (trial_gib and int(trial_gib * GIB))
+    assert memory_gib == (pick_gib and pytest.approx(pick_gib, abs=1e-9))
 
 
-def test_a_gpu_is_limited_only_where_it_would_spill_and_then_below_that():
-    wsl, options = dataclasses.replace(MACHINE, is_wsl=True), dataclasses.replace(build(), device="cuda:1")
-    usable = int(0.95 * 24 * GIB), int(0.95 * 24 * GIB) / GIB
-    assert find_limits(options) == (None, 24.0)
-    assert find_limits(options, wsl) == usable
-    assert find_memory_gib(dataclasses.replace(options, device="cuda:7"), MACHINE) is None
-    large, small = (dataclasses.replace(options, memory_limit_bytes=n * GIB) for n in (24, 12))
-    assert find_limits(large, wsl) == usable
-    assert find_limits(small, wsl) == (12 * GIB, 12.0)
-    assert choose_trial_limit_bytes(large, MACHINE) == 24 * GIB
-
-
-def test_devices_are_those_that_train_would_take():
+def test_a_search_over_ranks_takes_the_devices_of_train_has_longer_deadlines_and_says_what_its_figures_are_of():
     assert build(TWO_RANKS, device=None).rank_devices == ("cpu", "cpu")
-    assert build(device="cpu").rank_devices == ()
     with pytest.raises(UsageError, match="leave n_ranks out, or name as many devices"):
         build(config_from_values({"run": {"device": [0, 1], "n_ranks": 3}}, base_dir="."), device=None)
-
-
-def test_ranks_on_a_cpu_divide_its_memory_and_a_limit_that_is_asked_for_is_each_ones():
-    two = dataclasses.replace(build(), rank_devices=("cpu", "cpu"))
-    assert find_limits(two) == (int(0.9 * 10 * GIB), 16.0)
-    assert find_limits(dataclasses.replace(two, memory_limit_bytes=4 * GIB)) == (4 * GIB, 4.0)
-
-
-def test_of_several_gpus_the_smallest_sets_the_limit():
-    both = dataclasses.replace(build(), device="cuda:1", rank_devices=("cuda:1", "cuda:0"))
-    assert find_memory_gib(both, MACHINE) == 8.0
-    assert choose_trial_limit_bytes(both, dataclasses.replace(MACHINE, is_wsl=True)) == int(0.95 * 8 * GIB)
-    assert find_memory_gib(dataclasses.replace(both, rank_devices=("cuda:0", "cuda:7")), MACHINE) is None
-
-
-def test_a_search_over_ranks_has_longer_deadlines_and_says_what_its_figures_are_of():
     assert build(TWO_RANKS).deadline_s == 120.0 + RANK_START_S
     assert build(TWO_RANKS, deadline="7s").deadline_s == 7.0
     (note,) = note_ranks(build(TWO_RANKS))
     assert "measured in 2 processes (cpu, cpu)" in note
-    assert note_ranks(build()) == ()
+    assert (build().rank_devices, note_ranks(build())) == ((), ())

@@ -1,21 +1,21 @@
-"""What is said of a trial process that was ended from outside, by what was seen of it."""
+"""What is said of a trial process that was ended from outside, or whose data worker died."""
 
+import dataclasses
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from fulltilt.errors import find_remedy
-from fulltilt.levers import default_plan
+from fulltilt.errors import WorkerDiedError, find_remedy
 from fulltilt.records import TrialRequest, WorkloadSource
-from fulltilt.tuner.trials import process
+from fulltilt.tuner.trials import measuring, process
+
+REQUEST = TrialRequest(source=WorkloadSource(config={}, base_dir="."), device="cpu", deadline_s=60.0)
 
 
 def end(folder, kind="trial", *, elapsed_s=61.0, part=None, silent_s=None, patience_s=60.0):
     """The reason why a process with a deadline of 60 s was ended; None where it was not."""
-    request = TrialRequest(
-        id="t1", source=WorkloadSource(config={}, base_dir="."), plan=default_plan({}), device="cpu", n_steps=4,
-        deadline_s=60.0, patience_s=patience_s, kind=kind,
-    )  # fmt: skip
+    request = dataclasses.replace(REQUEST, patience_s=patience_s, kind=kind)
     watch = process._Watch(request, None, folder / "t1.log", None)
     if silent_s is not None:
         watch._progress_s = time.monotonic() - silent_s
@@ -23,9 +23,9 @@ def end(folder, kind="trial", *, elapsed_s=61.0, part=None, silent_s=None, patie
     return watch.collect_evidence().deadline
 
 
-@pytest.mark.parametrize(("kind", "is_said"), [("trial", True), ("device", True), ("facts", False), ("roofs", False)])
-def test_only_where_steps_are_timed_is_it_said_that_none_was(tmp_path, kind, is_said):
-    assert ("no step was timed" in end(tmp_path, kind)) == is_said
+def test_only_where_steps_are_timed_is_it_said_that_none_was(tmp_path):
+    said = {kind: "no step was timed" in end(tmp_path, kind) for kind in ("trial", "device", "facts", "roofs")}
+    assert said == {"trial": True, "device": True, "facts": False, "roofs": False}
 
 
 @pytest.mark.parametrize(("patience_s", "remedy"), [(60.0, process.DEADLINE_REMEDY), (120.0, "give a larger --budget")])
@@ -37,8 +37,28 @@ def test_a_deadline_ends_with_what_raises_it(tmp_path, patience_s, remedy, part)
     assert ("in the part 'evaluation'" in reason) == (part is not None)
 
 
+def test_what_a_trial_takes_is_without_the_clean_up_after_it(tmp_path, monkeypatch):
+    passed_s = []
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: sum(passed_s)))
+    monkeypatch.setattr(process._Watch, "run", lambda watch: passed_s.append(3.0))
+    monkeypatch.setattr(process._Watch, "close", lambda watch: passed_s.append(10.0))
+    zygote = SimpleNamespace(start=lambda: None)
+    assert process.run_trial_process(REQUEST, zygote=zygote, log_path=tmp_path / "t1.log").seconds == 3.0
+
+
 def test_silence_has_no_remedy_but_the_log(tmp_path):
     reason = end(tmp_path, elapsed_s=50.0, silent_s=1e6)
     assert reason.startswith("no step done for 1000")
     assert find_remedy(reason) is None
     assert end(tmp_path, elapsed_s=50.0) is None
+
+
+def test_a_dead_data_worker_is_explained_wherever_torch_tells_of_it():
+    """torch raises from its signal handler, at times outside the loader: the row then held torch's words."""
+    with (
+        pytest.raises(WorkerDiedError, match=r"data worker \(pid 7\) died: killed by SIGKILL"),
+        measuring.explain_workers(),
+    ):
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+    with pytest.raises(RuntimeError, match="boom"), measuring.explain_workers():
+        raise RuntimeError("boom")

@@ -1,11 +1,12 @@
-"""Verdicts of ``--verify`` from planted learning curves."""
+"""Verdicts of ``--verify`` from planted learning curves, and what is read of its trainings."""
 
 import json
 
 import pytest
 
-from fulltilt.errors import TrainingError
+from fulltilt.errors import StorageError, TrainingError
 from fulltilt.records import decode, dumps
+from fulltilt.tuner.answer import verify
 from fulltilt.tuner.answer.quality import Verification, judge
 
 SETTINGS = {"speed.precision": "bf16"}
@@ -48,13 +49,6 @@ def test_the_verdict_follows_from_the_pairs(before, after, verdict, change_pct):
     assert ("more pairs narrow the interval" in made.text) == (verdict == "too noisy to tell")
 
 
-def test_the_same_curves_in_half_the_time_save_half_of_it():
-    curves = [[0.5, 0.8, 0.9], [0.4, 0.8, 0.91], [0.5, 0.7, 0.88]]
-    made = judge(make_pairs(curves, curves), SETTINGS)
-    assert (made.time_saved_pct, *made.time_saved_ci95_pct) == pytest.approx((50.0, 50.0, 50.0))
-    assert "50 % less" in made.text
-
-
 def test_a_falling_loss_is_better():
     """Metrics of the user's own point nobody knows where; then the validation loss decides."""
     worse, better = [[0.5], [0.51]], [[0.8], [0.81]]
@@ -65,6 +59,10 @@ def test_a_falling_loss_is_better():
 
 
 def test_time_runs_until_both_of_a_pair_had_the_worse_ones_best_quality():
+    curves = [[0.5, 0.8, 0.9], [0.4, 0.8, 0.91], [0.5, 0.7, 0.88]]
+    made = judge(make_pairs(curves, curves), SETTINGS)
+    assert (made.time_saved_pct, *made.time_saved_ci95_pct) == pytest.approx((50.0, 50.0, 50.0))
+    assert "50 % less" in made.text
     before, after = [[0.5, 0.7, 0.8]] * 2, [[0.6, 0.75, 0.75]] * 2
     made = judge(make_pairs(before, after), SETTINGS)
     assert made.time_before_s == pytest.approx(30.0)  # 0.75 is first passed at its third evaluation
@@ -95,11 +93,14 @@ def test_a_recommended_run_that_diverged_learns_worse_whatever_the_others_do(aft
     assert decode(Verification, json.loads(dumps(made))) == made
 
 
-def test_settings_that_diverge_as_they_were_leave_nothing_to_compare_with():
+def test_settings_that_diverge_as_they_were_or_were_not_evaluated_leave_nothing_to_compare_with():
     documents = diverge(make_pairs([[0.9]] * 2, [[0.9]] * 2), "as it was", 0, "loss")
     said = r"1 of 2 trainings .*as they were diverged \(seed 0\).*as it was-0.*optim\.lr"
     with pytest.raises(TrainingError, match=said):
         judge(diverge(documents, "recommended", 1, "loss"), SETTINGS)
+    documents = [*make_pairs([[0.9], [0.9]], [[0.9], [0.9]])[:-1], make_document("recommended", 1, [])]
+    with pytest.raises(TrainingError, match=r"recommended-1 was trained without an evaluation.*validation set"):
+        judge(documents, SETTINGS)
 
 
 def test_an_evaluation_without_a_number_in_between_reaches_no_quality():
@@ -108,19 +109,6 @@ def test_an_evaluation_without_a_number_in_between_reaches_no_quality():
         documents = diverge(documents, "recommended", seed, "loss", "accuracy", at=0)
     made = judge(documents, SETTINGS)
     assert (made.verdict, made.time_after_s) == ("learns as well", pytest.approx(15.0))
-
-
-@pytest.mark.parametrize(
-    ("seed", "qualities", "error", "said"),
-    [
-        (1, [], TrainingError, r"recommended-1 was trained without an evaluation.*validation set"),
-        (7, [0.9], ValueError, "same seeds"),
-    ],
-)
-def test_trainings_that_cannot_be_compared_are_refused(seed, qualities, error, said):
-    documents = [*make_pairs([[0.9], [0.9]], [[0.9], [0.9]])[:-1], make_document("recommended", seed, qualities)]
-    with pytest.raises(error, match=said):
-        judge(documents, SETTINGS)
 
 
 def test_pairs_that_came_out_equal_are_called_so_with_the_epochs_they_trained():
@@ -133,15 +121,32 @@ def test_pairs_that_came_out_equal_are_called_so_with_the_epochs_they_trained():
     changed = judge(documents, SETTINGS).text
     assert "equal" not in changed
     assert "0.855 → 0.85, -0.58 % (" in changed
-
-
-@pytest.mark.parametrize(("n_samples", "said"), [(360, " of 360 samples"), (None, "")])
-def test_the_text_says_on_how_many_samples_the_quality_rests(n_samples, said):
-    documents = [run | {"n_validation_samples": n_samples} for run in make_pairs([[0.9], [0.91]], [[0.9], [0.91]])]
-    assert f": accuracy on the validation set{said} after 1 epoch 0.905 → 0.905, " in judge(documents, SETTINGS).text
+    documents = [run | {"n_validation_samples": 360} for run in make_pairs([[0.9], [0.91]], [[0.9], [0.91]])]
+    assert ": accuracy on the validation set of 360 samples after 1 epoch 0.905" in judge(documents, SETTINGS).text
 
 
 def test_a_plan_that_takes_longer_is_not_said_to_take_less():
     names = {"as it was": "recommended", "recommended": "as it was"}
     documents = [run | {"arm": names[run["arm"]]} for run in make_pairs([[0.5, 0.9]] * 2, [[0.5, 0.9]] * 2)]
     assert "10 s → 20 s, 100 % more (100 to 100 %)" in judge(documents, SETTINGS).text
+
+
+def test_a_diverged_run_counts_its_steps_once_and_reads_a_rate_that_is_none(tmp_path):
+    """A run that went on after a kill took the steps behind its checkpoint again."""
+    evaluated = [{"event": "Evaluated", "step": step, "training_seconds": float(step)} for step in (2, 4)]
+    steps = [{"event": "StepsDone", "step": step, "samples_per_s": rate} for step, rate in ((2, 10.0), (4, 30.0))]
+    lines = [
+        {"event": "RunStarted", "step": 0}, *steps, *evaluated,
+        {"event": "RunStarted", "first_step": 2, "step": 2}, {**steps[1], "samples_per_s": None}, evaluated[1],
+        {"event": "RunEnded", "step": 4, "reason": "failed: NonFiniteLossError: the loss of step 5 is nan"},
+    ]  # fmt: skip
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    read = verify._read_divergence(tmp_path)
+    assert [event["step"] for event in read["evaluations"]] == [2, 4]
+    assert (read["samples_per_s"], read["training_seconds"]) == (10.0, 4.0)
+
+
+def test_a_folder_that_cannot_be_written_is_said_so(tmp_path):
+    (tmp_path / "verify").write_text("a file")
+    with pytest.raises(StorageError, match="cannot be written"):
+        verify.run_verification(["none.yaml"], {"data.num_workers": 2}, folder=tmp_path / "verify", seed=1, n_pairs=2)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.tuner.simulated_rows import USER, make_row, pick_from, run_beside
+from tests.unit.tuner.tuner_cases import USER, make_row, pick_from, run_beside
 
 from fulltilt.errors import NoPlanError
 from fulltilt.tuner.picks import recommend
@@ -24,44 +24,28 @@ def test_each_pick_follows_its_own_rule():
     picks = pick_from([*rows, make_row(4, None, status="out_of_memory", batch_size=512)], limit_gib=10.0)
     assert [p.trial.id for p in (picks.throughput, picks.efficiency, picks.recommended)] == ["t2", "t3", "t1"]
     assert "8.00 GiB, 80 % of 10.00 GiB" in picks.recommended.rule
+    on_gpu = [dataclasses.replace(row, memory_reserved_peak_gib=2.0) for row in rows]
+    assert pick_from(on_gpu, limit_gib=10.0).recommended.trial.id == "t2", "there memory is what is reserved"
 
 
 @pytest.mark.parametrize(
     ("rows", "chosen", "said"),
     [
         ([(1000.0, 9.5, {}), (900.0, 9.0, SMALL)], "t2", "no row has memory at most 8.00 GiB"),
-        (  # not the least memory of all: another with a thousandth more of it is three times as fast
-            [(300.0, 9.00, SMALL), (900.0, 9.01, {"num_workers": 2}), (2000.0, 9.5, MEDIUM)],
-            "t2",
-            "least memory highest samples/s of 2 plans (9.00 GiB, and up to 2 % more)",
-        ),
+        # not the least memory of all: another with a thousandth more of it is three times as fast
+        ([(300.0, 9.00, SMALL), (900.0, 9.01, {"num_workers": 2}), (2000.0, 9.5, MEDIUM)],
+         "t2", "least memory highest samples/s of 2 plans (9.00 GiB, and up to 2 % more)"),
         ([(2000.0, None, MEDIUM), (1000.0, 1.0, {})], "t2", "memory at most 8.00 GiB"),
         ([(2000.0, None, {})], "t1", "memory at most 8.00 GiB"),
     ],
-)
+)  # fmt: skip
 def test_the_memory_limit_leaves_the_smallest_rows_and_those_below_it(rows, chosen, said):
     made = pick_from(make_rows(*rows), limit_gib=10.0)
     assert made.recommended.trial.id == chosen
     assert said in made.recommended.rule
     assert made.throughput.trial.samples_per_s == max(rate for rate, _, _ in rows)
-
-
-def test_without_any_memory_figure_there_is_no_pick_by_memory():
-    picks = pick_from([make_row(1, 2000.0, memory=None)])
-    assert (picks.efficiency, picks.memory) == (None, None)
-
-
-def test_rows_above_the_limit_are_measured_again_too():
-    rows = [make_row(1, 900.0, memory=9.0, num_workers=2), make_row(2, 2000.0, memory=9.5, **MEDIUM)]
-    finalists = recommend.select_finalists(rows, limit_gib=8.0)
-    assert [plan["num_workers"] for plan in finalists] == [2]
-    chosen = pick_from([*rows, *run_beside(3, 880.0, 880.0, memory=9.0, num_workers=2)], limit_gib=10.0).recommended
-    assert chosen.runs_samples_per_s == (880.0, 880.0)
-
-
-def test_on_a_gpu_memory_is_what_is_reserved():
-    row = dataclasses.replace(make_row(1, 10.0, memory=30.0), memory_reserved_peak_gib=2.0)
-    assert row.device_memory_peak_gib == 2.0
+    assert (made.efficiency is None) == all(memory is None for _, memory, _ in rows)
+    assert made.memory is None or made.memory.trial.device_memory_peak_gib is not None
 
 
 GROWS = "look for memory that grows from step to step, or give a larger --memory-limit"
@@ -82,18 +66,13 @@ def fail(number, reason, status="error"):
         ([fail(1, "rank 1: RuntimeError: expected 3; got 1 (log: l)")], "1 error", "the log of t1 says more"),
         ([fail(1, "no step in 30 s; raise limits.hang_timeout_s")], "1 error", "raise limits.hang_timeout_s"),
         ([], "no plan can run: 1 skipped", "use pin_memory false"),
-        (
-            [fail(1, "", "out_of_memory"), fail(2, "", "out_of_memory"), fail(3, "DataError: cut; copy it again")],
-            "2 out_of_memory, 1 error",
-            "try smaller batch sizes, or a larger --memory-limit",
-        ),
-        (  # a model that leaks: "no plan can run" stood under rows with the speeds of plans that had run
-            [make_row(1, 100.0, batch_size=1), fail(1, "", "out_of_memory"), fail(2, "", "out_of_memory")],
-            "no plan ran each time: 1 ended well and then failed: 2 out_of_memory",
-            GROWS,
-        ),
+        ([fail(1, "", "out_of_memory"), fail(2, "", "out_of_memory"), fail(3, "DataError: cut; copy it again")],
+         "2 out_of_memory, 1 error", "try smaller batch sizes, or a larger --memory-limit"),
+        # a model that leaks: "no plan can run" stood under rows with the speeds of plans that had run
+        ([make_row(1, 100.0, batch_size=1), fail(1, "", "out_of_memory"), fail(2, "", "out_of_memory")],
+         "no plan ran each time: 1 ended well and then failed: 2 out_of_memory", GROWS),
     ],
-)
+)  # fmt: skip
 def test_where_no_plan_ran_the_failures_are_counted_and_the_most_common_one_has_its_remedy(rows, said, remedy):
     with pytest.raises(NoPlanError, match=said) as ended:
         pick_from([*rows, SKIPPED])
@@ -140,13 +119,10 @@ def test_picks_are_rows_that_obey_their_rules(items):
         assert picks.recommended.trial.samples_per_s >= 0.95 * max(safe)
 
 
-def test_the_row_of_a_repeated_plan_is_the_median_of_its_later_runs():
+def test_the_row_of_a_repeated_plan_is_the_median_of_its_later_runs_or_one_that_failed():
     rows = [make_row(1, 1300.0, **MEDIUM), make_row(2, 1250.0), *run_beside(3, 1200.0, 1210.0, 1290.0, **MEDIUM)]
     parts = recommend.merge_repeats(rows)
     assert [[row.id for row in part] for part in parts] == [["t4", "t2"], ["t1", "t3", "t5"]]
-
-
-def test_a_plan_that_failed_once_is_not_picked():
     failed = make_row(2, None, status="out_of_memory", kind="repeat", **MEDIUM)
     rows = [make_row(1, 1300.0, **MEDIUM), failed, make_row(3, 900.0)]
     table, _ = recommend.merge_repeats(rows)
@@ -162,6 +138,12 @@ def test_finalists_are_the_recommended_plan_and_those_that_may_be_as_fast():
         finalists = recommend.select_finalists(rows, limit_gib=None, n=n)
         assert [plan["batch_size"] for plan in finalists] == sizes
     assert recommend.select_finalists([], limit_gib=1.0) == []
+    # rows above the limit are measured again too, where there are no others
+    rows = [make_row(1, 900.0, memory=9.0, num_workers=2), make_row(2, 2000.0, memory=9.5, **MEDIUM)]
+    finalists = recommend.select_finalists(rows, limit_gib=8.0)
+    assert [plan["num_workers"] for plan in finalists] == [2]
+    chosen = pick_from([*rows, *run_beside(3, 880.0, 880.0, memory=9.0, num_workers=2)], limit_gib=10.0).recommended
+    assert chosen.runs_samples_per_s == (880.0, 880.0)
 
 
 @pytest.mark.parametrize(
@@ -176,9 +158,6 @@ def test_finalists_are_the_recommended_plan_and_those_that_may_be_as_fast():
 )
 def test_changes_name_recipe_and_numerics(levers, recipe, numerics):
     assert describe_changes(USER, USER.replace(**levers)) == {"recipe": recipe, "numerics": numerics}
-
-
-def test_a_micro_batch_and_an_order_of_rows_that_is_given_up_are_named_as_changes():
     changes = describe_changes(USER, USER.replace(batch_size=16, accumulate=2))
     assert changes["recipe"][0].startswith("micro-batch 32 → 16, effective batch as before")
     changes = describe_changes(USER.replace(placement="block_shuffled"), USER.replace(placement="ram"))
@@ -206,40 +185,22 @@ def test_the_learning_rate_follows_only_a_batch_that_was_allowed_to_change(rate,
 @pytest.mark.parametrize(
     ("runs", "chosen", "said"),
     [
-        (
-            make_rows((1000.0, 8.0, LARGE), (910.0, 3.0, MEDIUM), (890.0, 1.0, SMALL), (950.0, 5.0, {"threads": 1})),
-            "t2",
-            "least memory of 3 plans with at least 90 % of the best speed (1,000 samples/s, t1)",
-        ),
-        (  # a median of runs that lay far apart stood above every mean, and left one row fast enough
-            [
-                *run_beside(1, 515.0, 194.0, 528.0, memory=4.0, kind="baseline"),
-                *run_beside(4, 440.0, 440.0, 440.0, memory=1.0, **MEDIUM),
-            ],
-            "t5",
-            "best confirmed speed (440 samples/s, the geometric mean of 3 runs, t5)",
-        ),
-        (
-            make_rows((950.0, 1.0, SMALL), (1000.0, 1.01, MEDIUM), (1040.0, 1.5, {"batch_size": 128})),
-            "t2",
-            "the fastest of 2 plans within 2 % of it",
-        ),
-        (  # a row from a faster minute would make every confirmed one too slow
-            [
-                *make_rows((2000.0, 9.0, LARGE)),
-                *run_beside(2, 1000.0, memory=4.0, **MEDIUM),
-                *run_beside(3, 950.0, memory=2.0, **SMALL),
-            ],
-            "t3",
-            "of the best confirmed speed (1,000 samples/s, t2)",
-        ),
-        (
-            make_rows((1000.0, 1.0, {}), (810.0, 1.0, {})),
-            "t2",
-            "of the best speed (900 samples/s, the geometric mean of 2 runs, t2)",
-        ),
+        (make_rows((1000.0, 8.0, LARGE), (910.0, 3.0, MEDIUM), (890.0, 1.0, SMALL), (950.0, 5.0, {"threads": 1})),
+         "t2", "least memory of 3 plans with at least 90 % of the best speed (1,000 samples/s, t1)"),
+        # a median of runs that lay far apart stood above every mean, and left one row fast enough
+        ([*run_beside(1, 515.0, 194.0, 528.0, memory=4.0, kind="baseline"),
+          *run_beside(4, 440.0, 440.0, 440.0, memory=1.0, **MEDIUM)],
+         "t5", "best confirmed speed (440 samples/s, the geometric mean of 3 runs, t5)"),
+        (make_rows((950.0, 1.0, SMALL), (1000.0, 1.01, MEDIUM), (1040.0, 1.5, {"batch_size": 128})),
+         "t2", "the fastest of 2 plans within 2 % of it"),
+        # a row from a faster minute would make every confirmed one too slow
+        ([*make_rows((2000.0, 9.0, LARGE)), *run_beside(2, 1000.0, memory=4.0, **MEDIUM),
+          *run_beside(3, 950.0, memory=2.0, **SMALL)],
+         "t3", "of the best confirmed speed (1,000 samples/s, t2)"),
+        (make_rows((1000.0, 1.0, {}), (810.0, 1.0, {})),
+         "t2", "of the best speed (900 samples/s, the geometric mean of 2 runs, t2)"),
     ],
-)
+)  # fmt: skip
 def test_the_memory_pick_is_the_smallest_row_at_an_acceptable_speed(runs, chosen, said):
     made = pick_from(runs).memory
     assert made.trial.id == chosen
@@ -269,12 +230,10 @@ def test_a_plan_is_judged_by_the_mean_of_its_runs_and_not_by_one_of_them():
     assert chosen.to_json()["plan"]["batch_size"] == 16
 
 
-def test_a_recommendation_says_where_nothing_is_known_against_the_settings_as_they_were():
-    other = make_row(1, 1000.0, **MEDIUM)
-    said = "the settings as they were did not run: nothing is known of how it compares with them"
-    assert said in pick_from([other]).recommended.rule
-    for own in (make_row(2, 900.0), make_row(2, None, status="out_of_memory")):
-        assert said not in pick_from([other, own]).recommended.rule
+@pytest.mark.parametrize("own", [None, make_row(2, 900.0), make_row(2, None, status="out_of_memory")])
+def test_a_recommendation_says_where_nothing_is_known_against_the_settings_as_they_were(own):
+    rule = pick_from([make_row(1, 1000.0, **MEDIUM), *([own] if own else [])]).recommended.rule
+    assert ("the settings as they were did not run: nothing is known of how it compares" in rule) == (own is None)
 
 
 def test_a_rule_names_the_rows_that_showed_more_than_the_pick():
@@ -288,9 +247,7 @@ def test_a_rule_names_the_rows_that_showed_more_than_the_pick():
     assert "of them 5 showed more" in pick_from([*runs, *many]).throughput.rule
     runs[0] = make_row(1, 980.0, threads=1)
     assert "showed more" not in pick_from(runs).throughput.rule
-
-
-def test_showing_more_is_by_the_figure_that_is_compared():
+    # by the figure that is compared
     runs = [make_row(1, 990.0, threads=1, memory=0.99), *run_beside(10, 1000.0, 1000.0, num_workers=2, memory=1.01)]
     picks = pick_from(runs)
     assert picks.efficiency.trial.plan["num_workers"] == 2

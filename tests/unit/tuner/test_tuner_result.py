@@ -1,77 +1,58 @@
 """The JSON document: its schema, its way back, and a reason for every null."""
 
 import dataclasses
+import itertools
 import json
 
 import jsonschema
 import pytest
 from tests.simulated_target import Answer, SimulatedTarget
+from tests.unit.tuner.tuner_cases import USER, make_row, run_beside, search_to_the_end
 
-from fulltilt.levers import Facts, default_plan
-from fulltilt.records import Machine, Roof
-from fulltilt.tuner.answer.finish import finish_result, tie_with_baseline
-from fulltilt.tuner.answer.hints import find_hints
+from fulltilt.levers import Facts
+from fulltilt.records import Roof
+from fulltilt.tuner.answer.conclude import conclude, tie_with_baseline
 from fulltilt.tuner.answer.quality import judge
-from fulltilt.tuner.answer.result import EpochSeconds, SearchSummary, TuneResult, build_epoch_seconds, read_schema
+from fulltilt.tuner.answer.result import EpochSeconds, TuneResult, build_epoch_seconds, read_schema
 from fulltilt.tuner.picks import recommend
-from fulltilt.tuner.picks.recommend import LearningRate
-
-USER = default_plan({"batch_size": 32})
-MACHINE = Machine(
-    hostname_hash="0" * 12, system="Linux", is_wsl=False, cpu_model="cpu", n_cores_physical=2, n_cores_logical=2,
-    n_cores_usable=2, memory_total_bytes=1, memory_available_bytes=1, memory_limit_bytes=None, shm_total_bytes=None,
-    devices=(), python="3.11", packages={},
-)  # fmt: skip
-
+from fulltilt.tuner.question.space import Space
+from fulltilt.tuner.search.journal import Journal
+from fulltilt.tuner.search.session import Session
 
 FACTS = Facts(device_type="cpu")
+SPACE = Space(axes={"batch_size": (64, 128)}, base=USER, user_plan=USER, facts=FACTS, memory_gib=6.4)
 ROOF = Roof(name="matmul fp32", unit="tflops", measured=1.0, measured_ci95=(0.9, 1.1))
 
 
-def build_finished(rates=(180.0, 100.0, 101.0, 182.0), **changes):
-    """A result whose finalist and baseline ran side by side at these rates, with probes, roofs and a verification."""
-    result = build_result()
-    fast = result.trials[1].plan
-    order = ((fast, "repeat"), (USER, "baseline"), (USER, "baseline"), (fast, "repeat"))
-    rows = [
-        dataclasses.replace(
-            make_run(rate, f"t{number}", plan), kind=kind, flops_per_sample=1e9, flops_coverage_pct=100.0
-        )
-        for number, (rate, (plan, kind)) in enumerate(zip(rates, order, strict=True), start=10)
-    ]
-    table, repeats = recommend.merge_repeats([*result.trials, *rows])
-    probe = dataclasses.replace(rows[0], id="t20", kind="device")
+def build_result(rates=(180.0, 100.0, 101.0, 182.0), *, roofs=(ROOF,), n_samples=1800):
+    """A search whose finalist and baseline ran side by side at these rates, with probes and roofs."""
+    ends = {64: Answer(samples_per_s=180.0), 128: Answer(status="out_of_memory")}
+    again = itertools.cycle(rates)
+
+    def answer(plan, *, id, why, kind="end_to_end"):
+        end = ends[plan["batch_size"]] if kind == "end_to_end" else Answer(samples_per_s=next(again))
+        row = SimulatedTarget(lambda _: end)(plan, id=id, why=why, kind=kind)
+        figures = {"flops_per_sample": 1e9, "flops_coverage_pct": 100.0, "cpu_pressure_pct": 50.0}
+        return dataclasses.replace(row, **figures) if row.status == "ok" else row
+
+    session = Session(answer, Journal())
+    workload = {"learning_rate": 0.1, "n_samples": n_samples}
+    made = search_to_the_end(session, SPACE, workload=workload, run={"epochs": 10})
+    probe = dataclasses.replace(session.rows[0], id="t20", kind="device")
     estimate = dataclasses.replace(probe, id="t21", kind="memory", samples_per_s=None, samples_per_s_ci95=None)
-    picks = recommend.pick(table, user_plan=USER, memory_limit_gib=8.0)
-    given = {
-        "machine": dataclasses.replace(MACHINE, roofs=(ROOF,)),
-        "workload": {"name": "tiny", "n_samples": 1800},
-        "trials": tuple(table), "repeats": tuple(repeats), "probes": (probe, estimate), "picks": picks,
-        "baseline": next(row for row in table if row.plan == USER),
-        "search": dataclasses.replace(result.search, n_end_to_end=7, n_repeats=len(repeats), n_probes=1),
-        "epoch_seconds": build_epoch_seconds(picks.recommended.trial, 1800),
-    }  # fmt: skip
-    result = dataclasses.replace(result, **(given | changes))
-    return finish_result(result, axes={"batch_size": (32, 64)}, facts=FACTS, n_epochs=10)
-
-
-def make_run(rate, id="t1", plan=USER, **answer):
-    return SimulatedTarget(lambda _: Answer(samples_per_s=rate, **answer))(plan, id=id, why="")
+    session.probes += [probe, estimate]
+    return conclude(made, roofs, "none was measured")
 
 
 def test_a_gain_that_is_not_proven_is_a_tie_with_the_settings_as_they_were():
-    unproven = build_finished(rates=(180.0, 100.0, 170.0, 182.0))
+    unproven = build_result(rates=(180.0, 100.0, 170.0, 182.0))
     assert unproven.savings.verdict == "no gain"
     assert unproven.baseline.id in unproven.picks.recommended.tied_with
     assert unproven.picks.throughput.trial == unproven.picks.recommended.trial
     assert unproven.picks.throughput.tied_with == unproven.picks.recommended.tied_with, "one plan, one set of ties"
     assert unproven.search.n_undecided == len(unproven.picks.recommended.tied_with)
-    assert build_finished().picks.recommended.tied_with == ()
-
-
-def test_a_plan_of_which_a_run_failed_is_no_tie():
-    """The row of the settings as they were is the failed one then, and a tie with it stood beside its status."""
-    unproven = build_finished(rates=(180.0, 100.0, 170.0, 182.0))
+    assert build_result().picks.recommended.tied_with == ()
+    # Of a plan of which a run failed the row is the failed one, and a tie with it stood beside its status.
     own, others = ([row for row in unproven.trials if (row.plan == USER) == is_own] for is_own in (True, False))
     failed = [dataclasses.replace(row, status="timeout", reason="no answer") for row in own]
     picks = recommend.pick(others, user_plan=USER, memory_limit_gib=8.0)
@@ -87,42 +68,37 @@ def build_verification():
     return judge(runs, {"data.batch_size": 64})
 
 
-def build_result():
-    ends = {32: Answer(samples_per_s=100.0), 64: Answer(samples_per_s=180.0), 128: Answer(status="out_of_memory")}
-    target = SimulatedTarget(lambda plan: ends[plan["batch_size"]])
-    rows = [target(USER.replace(batch_size=size), id=f"t{i}", why="grid") for i, size in enumerate(ends, start=1)]
-    picks = recommend.pick(rows, user_plan=USER, memory_limit_gib=8.0)
-    counts = {"grid_size": 3, "n_trials": 3, "n_end_to_end": 3, "n_out_of_memory": 1}
-    chosen = picks.recommended.trial
-    return TuneResult(
-        machine=MACHINE, workload={"name": "tiny"}, trials=tuple(rows), picks=picks, user_plan=USER, baseline=rows[0],
-        search=SearchSummary(strategy="exhaustive", seconds=3.0, **counts),
-        learning_rate=LearningRate(rule="sqrt", start=0.1, to=0.14),
-        epoch_seconds=build_epoch_seconds(chosen, 1800),
-        hints=find_hints(dataclasses.replace(chosen, cpu_pressure_pct=50.0), 8.0),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("is_finished", [False, True])
-def test_the_document_follows_its_schema_and_comes_back(is_finished):
-    result = dataclasses.replace(build_finished(), verification=build_verification()) if is_finished else build_result()
-    document = json.loads(result.to_json_text())
-    jsonschema.validate(document, read_schema())
-    assert TuneResult.read(document) == result
-    assert document["learning_rate"] == {"rule": "sqrt", "from": 0.1, "to": 0.14}
+def test_the_document_follows_its_schema_and_comes_back():
+    verified = dataclasses.replace(build_result(), verification=build_verification())
+    for result in (verified, dataclasses.replace(verified, savings=None, advice=None, verification=None)):
+        document = json.loads(result.to_json_text())
+        jsonschema.validate(document, read_schema())
+        assert TuneResult.read(document) == result
+    assert document["learning_rate"] == {"rule": "sqrt", "from": 0.1, "to": pytest.approx(0.1 * 2**0.5)}
     assert next(iter(document)) == "version"
+    picks = document.pop("picks")
+    with pytest.raises(ValueError, match=r"TuneResult\.picks is missing"):
+        TuneResult.read(document)
+    document["trials"][0].update(samples_per_s="fast")
+    with pytest.raises(ValueError, match=r"samples_per_s is 'fast' \(str\), expected float"):
+        TuneResult.read(document | {"picks": picks})
 
 
-def test_a_finished_result_has_probes_savings_and_advice():
-    document = build_finished().to_document()
+def test_a_result_has_probes_savings_and_advice_and_picks_that_are_whole_rows_of_the_table():
+    document = build_result().to_document()
     assert [probe["kind"] for probe in document["probes"]] == ["device", "memory"]
     assert document["savings"]["verdict"] == "faster"
     assert document["advice"]["roof"]["mfu_pct"] == pytest.approx(18.0)
     assert document["picks"]["memory"]["id"] == document["picks"]["recommended"]["id"]
+    rows = {row["id"]: row for row in document["trials"]}
+    assert set(document["picks"]) == {"throughput", "efficiency", "recommended", "memory"}
+    for made in document["picks"].values():
+        assert rows[made["id"]].items() <= made.items()
+        assert {"rule", "tied_with", "changes"} <= made.keys()
 
 
 def test_every_null_of_the_new_parts_has_its_reason():
-    document = build_finished(machine=MACHINE, workload={"name": "tiny"}).to_document()
+    document = build_result(roofs=(), n_samples=None).to_document()
     nulls = {f"savings.{name}" for name, value in document["savings"].items() if value is None}
     nulls |= {f"advice.{name}" for name in ("bound", "roof") if document["advice"][name] is None}
     assert {"savings.before_s", "advice.roof"} <= nulls
@@ -136,7 +112,7 @@ def test_every_null_of_the_new_parts_has_its_reason():
         lambda d: d.pop("picks"),
         lambda d: d["trials"][0].pop("samples_per_s"),
         lambda d: d["trials"][0].update(samples_per_s=None),
-        lambda d: d["trials"][2].update(reason=None),
+        lambda d: d["trials"][1].update(reason=None),
         lambda d: d["trials"][0].update(status="fine"),
         lambda d: d["trials"][0].update(kind="device"),
         lambda d: d["trials"][0]["plan"].update(precision="auto"),
@@ -153,38 +129,15 @@ def test_every_null_of_the_new_parts_has_its_reason():
     ],
 )
 def test_the_schema_refuses_a_document_that_breaks_the_contract(damage):
-    result = dataclasses.replace(build_finished(), verification=build_verification())
+    result = dataclasses.replace(build_result(), verification=build_verification())
     document = json.loads(result.to_json_text())
     damage(document)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, read_schema())
 
 
-@pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (lambda d: d.pop("picks"), "TuneResult.picks is missing"),
-        (lambda d: d["trials"][0].update(samples_per_s="fast"), r"samples_per_s is 'fast' \(str\), expected float"),
-    ],
-)
-def test_a_damaged_document_is_refused_by_the_key_that_is_missing_or_wrong(damage, said):
-    document = json.loads(build_result().to_json_text())
-    damage(document)
-    with pytest.raises(ValueError, match=said):
-        TuneResult.read(document)
-
-
-def test_a_pick_is_a_whole_row_of_the_table():
-    document = build_result().to_document()
-    rows = {row["id"]: row for row in document["trials"]}
-    assert set(document["picks"]) == {"throughput", "efficiency", "recommended", "memory"}
-    for made in document["picks"].values():
-        assert rows[made["id"]].items() <= made.items()
-        assert {"rule", "tied_with", "changes"} <= made.keys()
-
-
 def test_an_epoch_is_samples_over_throughput_with_the_interval_turned_round():
-    row = make_run(200.0, spread_pct=10.0)
+    row = make_row(1, 200.0, spread_pct=10.0)
     epoch = build_epoch_seconds(row, 1000)
     assert epoch.estimate == 5.0
     assert epoch.ci95 == pytest.approx((1000 / 220, 1000 / 180))
@@ -193,32 +146,12 @@ def test_an_epoch_is_samples_over_throughput_with_the_interval_turned_round():
     assert build_epoch_seconds(blind, 1000, runs=[blind]) == EpochSeconds(estimate=5.0, ci95=None)
 
 
-def make_runs(*rates, first=1, comparison=None, **levers):
-    """Runs of the user's plan side by side with others, numbered in their order."""
-    rows = [make_run(rate, f"t{i}", USER.replace(**levers)) for i, rate in enumerate(rates, start=first)]
-    return [dataclasses.replace(row, kind="repeat", comparison=comparison) for row in rows]
-
-
-def test_an_epochs_interval_holds_what_differs_between_processes():
-    runs = make_runs(200.0, 230.0, 180.0)
+def test_an_epochs_interval_holds_what_differs_between_processes_of_the_newest_comparison():
+    runs = run_beside(5, 200.0, 230.0, 180.0, comparison="today", spread_pct=1.0)
     alone, together = (build_epoch_seconds(runs[0], 1000, runs=given) for given in ((), runs))
-    assert alone.estimate == 5.0
+    assert (alone.estimate, alone.ci95) == (5.0, pytest.approx((1000 / 202, 1000 / 198)))
     assert together.estimate == pytest.approx(1000 / (200 * 230 * 180) ** (1 / 3)), "the base of what is saved"
-    assert alone.ci95 == pytest.approx((1000 / 202, 1000 / 198))
-    assert together.ci95[0] < 1000 / 230
-    assert together.ci95[1] > 1000 / 180
-
-
-def test_an_epochs_interval_is_of_the_newest_comparison_alone():
-    old = make_runs(50.0, 60.0, comparison="yesterday")
-    new = make_runs(200.0, 201.0, 199.0, first=5, comparison="today")
-    others = make_runs(400.0, 410.0, first=9, comparison="today", batch_size=64)
-    epoch = build_epoch_seconds(new[0], 1000, runs=[*old, *new, *others])
-    assert epoch == build_epoch_seconds(new[0], 1000, runs=new)
-    assert epoch.ci95[1] < 1000 / 190
-
-
-def test_a_search_has_paid_for_itself_when_all_its_runs_are_paid():
-    """Rows found in the folder cost this command nothing; they did cost time."""
-    search = dataclasses.replace(build_result().search, seconds=7.0, earlier_s=30.0)
-    assert build_finished(search=search).savings.search_s == 37.0
+    assert together.ci95[0] < 1000 / 230 < 1000 / 180 < together.ci95[1]
+    old = run_beside(1, 50.0, 60.0, comparison="yesterday")
+    others = run_beside(9, 400.0, 410.0, comparison="today", batch_size=64)
+    assert build_epoch_seconds(runs[0], 1000, runs=[*old, *runs, *others]) == together

@@ -30,12 +30,9 @@ def test_a_file_is_named_after_itself_and_its_folder_is_importable(tmp_path):
         resolve_target(tmp_path / "digits.yaml", {"data.bach_size": 8})
 
 
-def test_module_and_object_become_the_task():
+def test_a_workload_of_a_module_travels_by_import_path_and_one_without_a_name_by_value(tmp_path, monkeypatch):
     aim = resolve_target("my_module:workload")
     assert (aim.config.task, aim.name) == ("my_module:workload", "my_module.workload")
-
-
-def test_a_workload_of_a_module_travels_by_import_path(tmp_path, monkeypatch):
     module = types.ModuleType("room_of_workloads")
     module.__file__ = str(tmp_path / "room_of_workloads.py")
     module.mine = make_workload()
@@ -43,9 +40,6 @@ def test_a_workload_of_a_module_travels_by_import_path(tmp_path, monkeypatch):
     aim = resolve_target(module.mine)
     assert aim.config.task == "room_of_workloads:mine"
     assert aim.source.pickled is None
-
-
-def test_a_workload_without_a_name_travels_by_value():
     aim = resolve_target(make_workload())
     assert aim.name == "mine"
     assert pickle.loads(base64.b64decode(aim.source.pickled)).model() == "model"

@@ -30,18 +30,10 @@ def test_flags_win_over_the_configuration_which_wins_over_suggestions():
     flags, configured = build_space(config, CPU, batch_sizes=[64, 32], num_workers=[1, 0]), build_space(config, CPU)
     assert (flags.axes["batch_size"], flags.axes["num_workers"]) == ((32, 64), (1, 0))
     assert (configured.axes["batch_size"], configured.axes["num_workers"]) == ((8,), (3,))
-
-
-def test_the_search_starts_at_the_value_nearest_to_the_users():
+    # and it starts at the value nearest to the user's
     config = build_config(data={"num_workers": 3})
     assert build_space(config, CPU, num_workers=[0, 4, 8]).base["num_workers"] == 4
     assert build_space(config, CPU, num_workers=[8, 1, 5]).base["num_workers"] == 1, "of two as near the smaller"
-
-
-def test_named_batch_sizes_free_the_effective_batch_and_keep_the_users_accumulate():
-    space = build_space(build_config(data={"batch_size": 64}, speed={"accumulate": 4}), CPU, batch_sizes=[32, 128])
-    assert space.effective_batch_size is None
-    assert {(plan["batch_size"], plan["accumulate"]) for plan in space.grid()} == {(32, 4), (128, 4)}
 
 
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(256, 1), (64, 4), (48, 2), (97, 1), (1, 1), (100, 3)])
@@ -60,10 +52,12 @@ def test_divisors_divide_ascend_and_hold_the_whole(effective):
     assert (values[-1], len(values) <= 6) == (effective, True)
 
 
-def test_free_batch_doubles_from_the_users_up_to_the_dataset():
+def test_a_free_batch_doubles_from_the_users_up_to_the_dataset_and_named_ones_keep_the_users_accumulate():
     space = build_space(build_config(data={"batch_size": 2000}), CPU, free_batch=True)
     assert space.axes["batch_size"] == (1000, 2000, 4000, 8000)
-    assert space.effective_batch_size is None
+    named = build_space(build_config(data={"batch_size": 64}, speed={"accumulate": 4}), CPU, batch_sizes=[32, 128])
+    assert {(plan["batch_size"], plan["accumulate"]) for plan in named.grid()} == {(32, 4), (128, 4)}
+    assert (space.effective_batch_size, named.effective_batch_size) == (None, None)
 
 
 def test_precision_and_pin_axes_follow_the_machine_and_what_is_asked():
@@ -84,6 +78,11 @@ def test_a_value_that_can_apply_in_no_plan_is_one_skipped_row_with_its_reason():
     assert any(reason.startswith("batch_size=20000: larger than the dataset") for reason in reasons)
     assert any(reason.startswith("pin_memory=True: there is no accelerator") for reason in reasons)
     assert len(reasons) == 2
+    space = build_space(build_config(), dataclasses.replace(CPU, n_ranks=4), batch_sizes=[2, 8])
+    ((_, reason),) = [row for row in space.skipped if row[0]["batch_size"] == 2]
+    assert "over all 4 ranks, and some would get no sample" in reason
+    space = build_space(build_config(), CPU, batch_sizes=[50_000])
+    assert (space.axes, [plan["batch_size"] for plan, _ in space.skipped]) == ({}, [50_000])
 
 
 def test_values_that_need_another_lever_collapse_instead_of_being_run_twice():
@@ -136,9 +135,7 @@ def test_rows_on_the_device_bring_what_they_need_with_them():
     assert [moved[name] for name in levers] == ["device", 0, False, "device"]
     back = space.with_value(moved, "num_workers", 2)
     assert (back["placement"], back["num_workers"]) == ("stream", 2)
-
-
-def test_what_the_user_left_out_of_the_search_is_not_brought_back():
+    # what the user left out of the search is not brought back
     space = build_space(build_config(data=WORKERS), HELD, num_workers=[2, 4], all_levers=True)
     assert "device" not in space.axes["placement"]
     assert any(reason.startswith("placement=device: ") for _, reason in space.skipped)
@@ -151,18 +148,6 @@ def test_what_the_user_left_out_of_the_search_is_not_brought_back():
 def test_a_lever_that_is_unknown_or_has_its_own_key_is_refused_with_the_name_to_give(levers, said):
     with pytest.raises(ConfigError, match=said):
         build_space(build_config(benchmark={"levers": levers}), CPU)
-
-
-def test_a_batch_that_gives_some_rank_no_sample_is_skipped():
-    space = build_space(build_config(), dataclasses.replace(CPU, n_ranks=4), batch_sizes=[2, 8])
-    assert space.axes["batch_size"] == (8,)
-    ((_, reason),) = [row for row in space.skipped if row[0]["batch_size"] == 2]
-    assert "over all 4 ranks, and some would get no sample" in reason
-
-
-def test_when_no_batch_size_can_apply_only_skipped_rows_are_left():
-    space = build_space(build_config(), CPU, batch_sizes=[50_000])
-    assert (space.axes, [plan["batch_size"] for plan, _ in space.skipped]) == ({}, [50_000])
 
 
 @given(st.sampled_from([0, 1, 2]), st.booleans(), st.sampled_from([None, 2, 4]), st.booleans())

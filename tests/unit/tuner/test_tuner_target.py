@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fulltilt.levers import default_plan
-from fulltilt.records import Evidence, Measurement, PhasesMs, WorkloadSource
+from fulltilt.records import Evidence, Measurement, PhasesMs, TrialRequest, WorkloadSource
 from fulltilt.tuner.trials.process import ProcessOutcome
 from fulltilt.tuner.trials.rows import build_trial
 from fulltilt.tuner.trials.target import ProcessTarget
@@ -47,28 +47,16 @@ def test_a_run_that_peaked_above_its_limit_is_out_of_memory_though_it_ended_well
 
 
 class Recording(ProcessTarget):
-    """Keeps the request, and answers as a process would that measured what it was asked for."""
+    """Keeps the last request, and answers as a process would that measured what it was asked for."""
 
     def _run(self, request):
         self.request = request
         return build_outcome()
 
 
-@pytest.fixture
-def target(tmp_path):
-    """Over two ranks."""
+def test_over_ranks_a_probe_takes_one_ranks_part_and_its_rate_counts_for_all(tmp_path):
     source = WorkloadSource(config={"data": {"val_batch_size": 255}}, base_dir=".")
-    return Recording(source, device="cpu", folder=tmp_path, rank_devices=("cpu", "cpu"))
-
-
-def test_a_batch_that_does_not_divide_waits_for_the_rank_with_the_larger_part(target):
-    probe = target(default_plan({"batch_size": 3}), id="t1", why="", kind="device")
-    assert target.request.plan["batch_size"] == 2
-    assert target.request.source.config["data"]["val_batch_size"] == 128
-    assert probe.samples_per_s == 150.0, "3 samples in the time that one rank takes for 2"
-
-
-def test_over_ranks_a_probe_takes_one_ranks_part_and_its_rate_counts_for_all(target):
+    target = Recording(TrialRequest(source=source, device="cpu", rank_devices=("cpu", "cpu")), tmp_path)
     plan = default_plan({"batch_size": 34})
     probe = target(plan, id="t1", why="", kind="device")
     assert (target.request.plan["batch_size"], target.request.kind) == (17, "device")
@@ -76,6 +64,10 @@ def test_over_ranks_a_probe_takes_one_ranks_part_and_its_rate_counts_for_all(tar
     assert (probe.samples_per_s, probe.samples_per_s_ci95) == (200.0, (198.0, 202.0))
     assert probe.block_samples_per_s == (200.0, 200.0)
     assert "its rate counts 2 times" in probe.notes[-1]
+    probe = target(default_plan({"batch_size": 3}), id="t1", why="", kind="device")
+    assert target.request.plan["batch_size"] == 2, "the larger part is waited for"
+    assert target.request.source.config["data"]["val_batch_size"] == 128
+    assert probe.samples_per_s == 150.0, "3 samples in the time that one rank takes for 2"
 
     whole = target(plan, id="t2", why="")
     assert (target.request.plan, target.request.rank_devices, target.request.kind) == (plan, ("cpu", "cpu"), "trial")

@@ -1,60 +1,27 @@
 """What a search says about how far its own figures can be trusted."""
 
 import dataclasses
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from tests.simulated_target import Answer, Clock, SimulatedTarget
+from tests.unit.tuner.tuner_cases import MACHINE, OPTIONS, USER, make_question, search_to_the_end
 
-from fulltilt.config import config_from_values
 from fulltilt.errors import NoPlanError, RunFolderError
-from fulltilt.hardware import read_machine
-from fulltilt.levers import Facts, default_plan
-from fulltilt.records import WorkloadSource
+from fulltilt.levers import Facts
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.report.summary import describe_search
 from fulltilt.tuner import tune
 from fulltilt.tuner.answer.conclude import conclude, select_baseline
-from fulltilt.tuner.question.options import TuneOptions
-from fulltilt.tuner.question.question import Question
-from fulltilt.tuner.question.source import TuneTarget
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search import strategies as search
 from fulltilt.tuner.search.budget import compute_budget_s, compute_search_s
-from fulltilt.tuner.search.finals import run_finals
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.progress import SearchNoted
-from fulltilt.tuner.search.search import Search, merge_facts, run_finalists, run_strategy
-from fulltilt.tuner.search.session import Session, Skip
-from fulltilt.tuner.trials.target import ProbeResult
+from fulltilt.tuner.search.search import merge_facts, run_finals
+from fulltilt.tuner.search.session import Session
 
-USER = default_plan({"batch_size": 32})
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)
-OPTIONS = TuneOptions(
-    batch_sizes=(16, 64), num_workers=None, n_steps=4, device="cpu", memory_limit_bytes=None, strategy="exhaustive",
-    budget_s=None, free_batch=False, lr_rule="sqrt", deadline_s=1.0, deadline_asked_s=None, max_measure_s=1.0,
-)  # fmt: skip
 QUICK = dataclasses.replace(OPTIONS, strategy="quick")
-
-
-def make_question(options=OPTIONS, path=Path("out"), **values):
-    config = config_from_values(values, base_dir=".")
-    source = WorkloadSource(config=config.to_values(), base_dir=".")
-    aim = TuneTarget(config=config, source=source, name="x", code={})
-    return Question(aim=aim, options=options, machine=read_machine(), path=path)
-
-
-def search_to_the_end(session, space=SPACE, options=OPTIONS, *, workload=None, has_finalists=True):
-    """Run the strategy and the finalists of a session whose target is simulated; what its stages share."""
-    made = Search(
-        question=make_question(options), folder=SimpleNamespace(path="out"), target=None, space=space,
-        probe=ProbeResult(facts=space.facts, workload=workload or {}), session=session, memory_gib=8.0,
-    )  # fmt: skip
-    run_strategy(made)
-    if has_finalists:
-        run_finalists(made)
-    return made
 
 
 def search_all(answer, space=SPACE, options=OPTIONS, **session_options):
@@ -98,21 +65,31 @@ def search_in_folder(folder, clock, budget_s, *, prepared_s=0.0):
     with RunFolder(folder, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as held:
         start_s = clock() - prepared_s
         session = Session(target, Journal(held), budget_s=budget_s, clock=clock, start_s=start_s)
-        return session, conclude(search_to_the_end(session), (), ""), target.asked
+        return session, conclude(search_to_the_end(session, SPACE), (), ""), target.asked
 
 
-def test_finalists_and_the_users_plan_are_run_side_by_side():
+def test_finalists_and_the_users_plan_are_run_side_by_side_and_counted():
     session, result = run(answer_larger_is_faster)
     asked = [(row.plan["batch_size"], row.kind) for row in session.rows]
     rounds = [(64, "repeat"), (32, "baseline")]
     assert asked == [(16, "end_to_end"), (64, "end_to_end"), *rounds, *reversed(rounds)]
     assert (result.notes, result.baseline.samples_per_s) == ((), 320.0)
+    summary = result.search
+    counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats, summary.n_off_grid)
+    assert counted == (3, 2, 6, 3, 1), "the user's own plan is a row too, and not of this grid"
+    said = describe_search({"search": dataclasses.asdict(summary)})
+    assert said.startswith("exhaustive: 2 plans run of a grid of 2 and 1 outside it, 3 runs again")
+    assert search.count_planned(SPACE, "exhaustive", is_limited=False) == {"end_to_end": 2, "repeat": 9}
+    late = SimulatedTarget(lambda plan: Answer(status="timeout"))(USER, id="t9", why="")
+    baseline = select_baseline([late, *session.rows], USER)
+    assert (baseline.status, baseline.samples_per_s) == ("ok", 320.0), "runs that ended well count"
+    assert select_baseline([late], USER).status == "timeout"
 
 
 def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(tmp_path):
     def open_folder(options, batch_size):
-        question = make_question(options, tmp_path, task="some:thing", data={"batch_size": batch_size})
-        return question.open_folder(["trials.jsonl"])
+        parts = make_question(options, task="some:thing", data={"batch_size": batch_size}).list_fingerprint_parts()
+        return RunFolder(tmp_path, fingerprint_parts=parts, command="tune", results=["trials.jsonl"])
 
     quick = dataclasses.replace(OPTIONS, batch_sizes=None, strategy="quick", memory_limit_bytes=2**20)
     with open_folder(OPTIONS, 64) as folder:
@@ -144,9 +121,6 @@ def test_a_recommendation_without_a_second_run_or_another_plan_says_so():
     assert [row.plan["batch_size"] for row in session.rows] == [32]
     assert any("budget" in note for note in find_notes(result, "measured once"))
     assert find_notes(result, "t1 is the only plan that ran to its end")
-
-
-def test_a_plan_that_was_measured_again_alone_is_not_said_to_be_the_faster():
     _, result = run(lambda plan: Answer(status="error") if plan == USER else answer_larger_is_faster(plan))
     assert find_notes(result, "no other beside it")
 
@@ -158,16 +132,20 @@ def test_settings_off_the_list_stay_only_with_the_reason():
     said = "the settings as they were stay, with batch_size 32, which is not among 16, 64: none of these proved faster"
     assert find_notes(result, said)
     assert not find_notes(run(answer_larger_is_faster)[1], "not among")
+    # where they cannot apply a row says why, and others run
+    own, facts = USER.replace(batch_size=512), Facts(device_type="cpu", n_samples=100)
+    space = dataclasses.replace(SPACE, user_plan=own, base=own, facts=facts)
+    session, result = run(answer_larger_is_faster, space)
+    assert result.baseline.status == "skipped"
+    assert "batch_size=512" in result.baseline.reason
+    assert {row.plan["batch_size"] for row in session.rows if row.status == "ok"} == {16, 64}
 
 
 def test_a_budget_gone_before_the_first_run_blames_the_budget_and_no_lever():
-    session = Session(SimulatedTarget(answer_larger_is_faster), Journal(), budget_s=5.0, start_s=0.0, clock=lambda: 5.0)
-    impossible = [USER.replace(pin_memory=True)]
-    session.run(Skip(plan=plan, reason="pin_memory=True: only for a GPU") for plan in impossible)
-    said = str(say_why_not(search_to_the_end(session)))
+    space = dataclasses.replace(SPACE, skipped=((USER.replace(pin_memory=True), "pin_memory=True: only for a GPU"),))
+    said = str(say_why_not(search_all(answer_larger_is_faster, space, budget_s=5.0, start_s=0.0, clock=lambda: 5.0)))
     assert "the budget was gone before the first run" in said
-    assert "larger --budget" in said
-    assert "pin_memory" not in said
+    assert ("larger --budget" in said, "pin_memory" in said) == (True, False)
 
 
 def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan_side_by_side():
@@ -177,11 +155,8 @@ def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan
     assert again == [(64, "repeat"), (32, "baseline"), (32, "baseline"), (64, "repeat")]
     assert result.search.strategy == "model_first"
     assert result.search.detectable_pct is not None
-
-
-def test_a_quick_search_keeps_time_for_the_last_stage():
     session, _ = run_in_time(6.0, 60.0, QUICK)
-    assert {"repeat", "baseline"} <= {row.kind for row in session.rows}
+    assert {"repeat", "baseline"} <= {row.kind for row in session.rows}, "time is kept for the last stage"
     assert session.elapsed_s <= 60.0
 
 
@@ -212,6 +187,8 @@ def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_pa
         assert [plan["batch_size"] for plan in asked] == expected
         assert session.elapsed_s <= budget_s
         assert (summary.seconds, summary.earlier_s) == (10.0 * len(asked), 10.0 * n_found)
+        if result.savings is not None:  # rows found in the folder cost this command nothing; they did cost time
+            assert result.savings.search_s == summary.seconds + summary.earlier_s
         assert (summary.n_resumed, summary.n_end_to_end) == (n_found, n_found + len(asked))
         assert summary.stopped_by_budget == bool(more)
         n_found += len(asked)
@@ -226,38 +203,12 @@ def test_the_users_own_plan_is_the_first_whole_run_of_every_search_that_may_end_
     assert picked.plan == USER, "a budget that holds one run ends there"
 
 
-def test_settings_that_cannot_apply_are_a_row_that_says_why_and_others_run():
-    own, facts = USER.replace(batch_size=512), Facts(device_type="cpu", n_samples=100)
-    space = dataclasses.replace(SPACE, user_plan=own, base=own, facts=facts)
-    session, result = run(answer_larger_is_faster, space)
-    assert result.baseline.status == "skipped"
-    assert "batch_size=512" in result.baseline.reason
-    assert {row.plan["batch_size"] for row in session.rows if row.status == "ok"} == {16, 64}
-
-
-def test_runs_of_the_users_plan_that_ended_well_count_though_an_earlier_one_did_not():
-    late = SimulatedTarget(lambda plan: Answer(status="timeout"))(USER, id="t1", why="")
-    session, _ = run(answer_larger_is_faster)
-    baseline = select_baseline([late, *session.rows], USER)
-    assert (baseline.status, baseline.samples_per_s) == ("ok", 320.0)
-    assert select_baseline([late], USER).status == "timeout"
-
-
-def test_the_search_is_counted_right():
-    summary = run(answer_larger_is_faster)[1].search
-    counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats, summary.n_off_grid)
-    assert counted == (3, 2, 6, 3, 1), "the user's own plan is a row too, and not of this grid"
-    said = describe_search({"search": dataclasses.asdict(summary)})
-    assert said.startswith("exhaustive: 2 plans run of a grid of 2 and 1 outside it, 3 runs again")
-    assert search.count_planned(SPACE, "exhaustive", is_limited=False) == {"end_to_end": 2, "repeat": 9}
-
-
-@pytest.mark.parametrize(("budget_s", "n_untried"), [(12.0, 2), (35.0, 1)])
-def test_a_search_that_the_budget_ended_says_how_much_is_untried(budget_s, n_untried):
+def test_a_search_that_the_budget_ended_says_how_much_is_untried():
     """The user's own plan, which is no point of this grid, is not counted as one that was run."""
-    said = f"the budget ended the search: {n_untried} plans of the grid were not run"
-    [note] = find_notes(run_in_time(10.0, budget_s)[1], said)
-    assert "the same command goes on from these rows" in note
+    for budget_s, n_untried in ((12.0, 2), (35.0, 1)):
+        said = f"the budget ended the search: {n_untried} plans of the grid were not run"
+        [note] = find_notes(run_in_time(10.0, budget_s)[1], said)
+        assert "the same command goes on from these rows" in note
 
 
 @pytest.mark.parametrize("has_interval", [True, False])
@@ -279,12 +230,11 @@ def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(h
     assert notes[0] not in result.notes, "the search has varied it"
 
 
-@pytest.mark.parametrize(("found_gib", "left_gib"), [(3, 3), (50, 5)])
-def test_ranks_share_the_machines_memory_once(found_gib, left_gib):
-    machine = dataclasses.replace(read_machine(), memory_available_bytes=10 * 2**30)
+def test_ranks_share_the_machines_memory_once():
     two = dataclasses.replace(OPTIONS, rank_devices=("cpu", "cpu"))
-    facts = merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), machine, two)
-    assert facts.free_ram_bytes == left_gib * 2**30
+    for found_gib, left_gib in ((3, 3), (50, 10)):  # 20 GiB are free
+        facts = merge_facts(Facts(device_type="cpu", free_ram_bytes=found_gib * 2**30), MACHINE, two)
+        assert facts.free_ram_bytes == left_gib * 2**30
 
 
 def test_a_command_whose_budget_holds_no_further_run_says_so_with_the_budget_that_would(tmp_path):
@@ -305,29 +255,23 @@ def test_a_command_whose_budget_holds_no_further_run_says_so_with_the_budget_tha
     assert said == "the same command goes on from these rows"
 
 
-def test_a_run_that_the_budget_broke_off_is_promised_to_nobody():
+def test_a_run_that_the_budget_broke_off_is_promised_to_nobody_and_those_that_failed_before_are_counted():
     clock = Clock()
 
-    def answer(plan):
-        seconds, status = (5.0, "ok") if plan == USER else (25.0, "timeout")
+    def take(seconds, **ended):
         clock.now_s += seconds
-        return Answer(samples_per_s=1.0, status=status, seconds=seconds)
+        return Answer(seconds=seconds, **ended)
+
+    def answer(plan):
+        return take(5.0, samples_per_s=1.0) if plan == USER else take(25.0, status="timeout")
 
     session, result = run(answer, budget_s=20.0, clock=clock)
     assert session.cut is not None
     [said] = find_notes(result, "the budget ended the search")
     assert "the run that was ended takes more than 25.0 s and 15.0 s of the budget were left" in said
     assert "goes on" not in said
-
-
-def test_plans_that_failed_before_the_budget_ended_are_counted_against_the_grid():
-    clock = Clock()
-
-    def answer(plan):
-        clock.now_s += 10.0
-        return Answer(status="error", reason="OSError: disk sector unreadable", seconds=10.0)
-
-    ended = str(say_why_not(search_all(answer, budget_s=15.0, clock=clock)))
+    failed = {"status": "error", "reason": "OSError: disk sector unreadable"}
+    ended = str(say_why_not(search_all(lambda plan: take(10.0, **failed), budget_s=15.0, clock=clock)))
     said = "1 plan of 2 was tried before the budget ended, and it failed: error, t1: OSError: disk sector unreadable"
     assert said in ended
     assert "--budget" in ended
@@ -341,25 +285,14 @@ WIDE = dataclasses.replace(SPACE, axes={"batch_size": BATCHES})
 @pytest.mark.parametrize("budget_s", [None, 1000.0])
 def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
     made = search_all(
-        lambda plan: Answer(status="error", reason=f"ValueError: no (log: {plan['batch_size']}.log)"), WIDE,
-        dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
+        lambda plan: Answer(status="error", reason=f"DataError: cut; copy it again (log: {plan['batch_size']}.log)"),
+        WIDE, dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
     )  # fmt: skip
     assert len({row.plan for row in made.session.common_error}) <= 4
     assert USER in {row.plan for row in made.session.rows}, "the settings as they were are tried, too"
-    said = str(say_why_not(made))
-    assert "different plans failed with the same error and none ran" in said
-    assert "ValueError: no" in said
-
-
-@pytest.mark.parametrize(
-    ("reason", "remedy"),
-    [
-        ("RuntimeError: shapes differ (log: t1.log)", "the log of t1 says more"),
-        ("DataError: a.h5 is cut; copy it again (log: t1.log)", "copy it again"),
-    ],
-)
-def test_plans_that_fail_alike_are_answered_with_their_remedy_or_their_log(reason, remedy):
-    assert say_why_not(search_all(lambda plan: Answer(status="error", reason=reason), WIDE)).remedy == remedy
+    ended = say_why_not(made)
+    assert "different plans failed with the same error and none ran" in str(ended)
+    assert ("DataError: cut" in str(ended), ended.remedy) == (True, "copy it again")
 
 
 @pytest.mark.parametrize("status", ["error", "out_of_memory", "timeout"])
@@ -390,9 +323,6 @@ def test_a_machine_that_does_not_repeat_itself_is_called_noisy_with_the_folder_t
     [said] = [note for note in find_notes(result, "lay") if "% apart" in note]
     assert "--out and a new folder" in said
     assert said.endswith(": the same command only reads these rows back")
-
-
-def test_after_the_end_of_a_budget_the_same_command_is_not_said_to_read_rows_only():
     clock, rates = Clock(), iter([100.0, 200.0, 150.0, 200.0, 260.0, 200.0, 260.0])
     session, result = run(clock.time(lambda plan: next(rates), lambda plan: 10.0), budget_s=75.0, clock=clock)
     assert session.is_budget_spent

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from tests.unit.tuner.tuner_cases import build_bare_row
 
 from fulltilt.levers import default_plan
-from fulltilt.records import Measurement
 from fulltilt.tuner.picks.undecided import (
     PRIOR_SPREAD,
     choose,
@@ -12,17 +12,13 @@ from fulltilt.tuner.picks.undecided import (
     compute_doubt,
     compute_run_error,
 )
-from fulltilt.tuner.trials.rows import build_row
 
 PLANS = [default_plan({"batch_size": 16, "threads": threads}) for threads in (1, 2)]
 
 
 def build_run(plan, rate, id="t1"):
-    measured = Measurement(
-        phases_ms=None, samples_per_s=rate, samples_per_s_ci95=(rate * 0.998, rate * 1.002),
-        block_samples_per_s=(rate,), n_steps=8, n_warmup_steps=2,
-    )  # fmt: skip
-    return build_row(plan, id=id, why="", kind="repeat", status="ok", reason=None, measurement=measured)
+    interval = (rate * 0.998, rate * 1.002)
+    return build_bare_row(plan, "repeat", id=id, samples_per_s=rate, samples_per_s_ci95=interval)
 
 
 def draw_runs(seed, spread, *, n_rounds, gap=0.0):
@@ -48,13 +44,11 @@ def test_equal_plans_are_rarely_called_different_however_far_processes_lie_apart
     assert n_told <= 0.08 * 300
 
 
-def test_a_gap_that_is_wide_against_the_spread_is_told():
+def test_a_gap_that_is_wide_against_the_spread_is_told_and_of_plans_that_ran_once_nothing_is_learnt():
     assert tell(draw_runs(0, 0.002, n_rounds=3, gap=0.1)) == PLANS[1]
-
-
-def test_of_plans_that_ran_once_nothing_is_learnt_of_how_runs_differ():
     runs = [[build_run(plan, 100.0)] for plan in PLANS]
     assert compute_doubt(runs) == compute_run_error(runs) == pytest.approx(PRIOR_SPREAD)
+    assert compute_detectable_pct([]) is None
 
 
 @pytest.mark.parametrize(("spread", "n_rounds"), [(0.02, 8), (0.06, 5)])
@@ -63,10 +57,6 @@ def test_a_gap_that_is_said_to_be_detectable_is_told_in_80_of_100_cases(spread, 
     gap = np.log1p(np.median(said) / 100)
     n_told = sum(tell(draw_runs(seed, spread, n_rounds=n_rounds, gap=gap)) is not None for seed in range(200))
     assert 0.65 * 200 <= n_told <= 0.95 * 200
-
-
-def test_without_runs_side_by_side_nothing_is_said_to_be_detectable():
-    assert compute_detectable_pct([]) is None
 
 
 USER = default_plan({"batch_size": 16, "threads": 3})
@@ -97,14 +87,11 @@ def test_earlier_runs_call_equal_finalists_no_more_often_different_though_luck_c
     assert n_told <= 0.06 * 1000
 
 
-def test_earlier_runs_of_the_finalists_tell_gaps_that_two_rounds_leave_open():
+def test_earlier_runs_of_the_finalists_tell_gaps_that_two_rounds_leave_open_whatever_minute_they_ran_in():
     found = [draw_search(seed, 0.02, gap=0.07) for seed in range(400)]
     n_alone = sum(not choose(rows, rounds)[1] for rows, rounds, _ in found)
     n_told = sum(not choose(rows, rounds, history=history)[1] for rows, rounds, history in found)
     assert n_told >= n_alone + 0.08 * 400
-
-
-def test_a_search_that_ran_in_a_faster_minute_leaves_what_the_rounds_can_tell_as_it_is():
     rounds, history = draw_search(0, 0.01)[1:]
     _, faster = draw_search(0, 0.01, drift=0.12)[1:]
     assert compute_detectable_pct(rounds, faster) == pytest.approx(compute_detectable_pct(rounds, history))

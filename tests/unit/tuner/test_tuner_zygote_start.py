@@ -34,9 +34,8 @@ class FakeChild:
         )
 
 
-@pytest.mark.parametrize("child", [FakeChild(ready_s=500.0), FakeChild(stops_s=40.0, ready_s=150.0)])
-def test_a_start_that_is_slow_but_at_work_or_quiet_for_a_while_is_waited_for(child):
-    assert child.start() == READY
+def test_a_start_that_is_slow_but_at_work_or_quiet_for_a_while_is_waited_for():
+    assert FakeChild(ready_s=500.0).start() == FakeChild(stops_s=40.0, ready_s=150.0).start() == READY
 
 
 @pytest.mark.parametrize(
@@ -53,15 +52,12 @@ def test_a_start_that_is_given_up_says_what_was_seen_of_it(child, said):
         child.start()
 
 
-def test_work_is_read_of_a_process_and_grows_with_what_it_does():
+def test_work_is_read_of_a_process_whatever_its_name_and_grows_with_what_it_does(tmp_path):
     before = proctree.read_work(os.getpid())
     n_bytes = len(Path(__file__).read_bytes())
     after = proctree.read_work(os.getpid())
     assert after.called_bytes >= before.called_bytes + n_bytes
     assert after.cpu_s >= before.cpu_s
-
-
-def test_a_process_name_with_spaces_is_no_figure(tmp_path):
     folder = tmp_path / "proc" / "77"
     folder.mkdir(parents=True)
     (folder / "stat").write_text("77 (a) b (c) R 5 77 42 0 -1 0 1 2 3 4 250 50 9 9")

@@ -1,7 +1,7 @@
 """What a row suggests to look at next. Thresholds decide only whether a hint is given."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fulltilt.records import Trial, format_gib
@@ -26,12 +26,10 @@ class Hint:
 
 def find_hints(trial: Trial, memory_limit_gib: float | None) -> tuple[Hint, ...]:
     """Find all hints for one row, usually the recommended one."""
-    return tuple(
-        _build_hint(rule, trial, evidence, **words) for rule, evidence, words in _judge(trial, memory_limit_gib)
-    )
+    return tuple(_build_hint(trial, *judged) for judged in _judge(trial, memory_limit_gib))
 
 
-def _build_hint(rule: str, trial: Trial, evidence: dict[str, Any], **words: Any) -> Hint:
+def _build_hint(trial: Trial, rule: str, evidence: dict[str, Any], words: Mapping[str, Any]) -> Hint:
     return Hint(rule=rule, trial_id=trial.id, text=HINTS[rule].format(**evidence, **words), evidence=evidence)
 
 
@@ -72,4 +70,5 @@ def find_search_hints(rows: Sequence[Trial]) -> tuple[Hint, ...]:
     if not broken:
         return ()
     first, evidence = broken[0], {"n_failed": len(broken), "ids": [row.id for row in broken]}
-    return (_build_hint("failed-rows", first, evidence, n_rows=len(rows), id=first.id, reason=first.reason),)
+    words = {"n_rows": len(rows), "id": first.id, "reason": first.reason}
+    return (_build_hint(first, "failed-rows", evidence, words),)

@@ -73,18 +73,16 @@ class Verification:
 def judge(documents: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> Verification:
     """Reach the verdict from the documents of ``fulltilt train --json``, with their ``arm``, ``seed`` and ``folder``.
 
-    A training that stopped itself over its loss left no such document: it comes with why under ``diverged``.
+    Both arms have the same seeds, two at least. A training that stopped itself over its loss left no such document: it
+    comes with why under ``diverged``.
 
     Raises:
         TrainingError: a run has no evaluation, or one with the settings as they were diverged.
-        ValueError: the arms do not have the same seeds, or fewer than two.
     """
     metric = choose_metric(documents)
     is_rising = find_direction(metric) == "rising"
     runs = tuple(_read_run(document, metric) for document in documents)
     before, after = (sorted((r for r in runs if r.arm == arm), key=lambda r: r.seed) for arm in ARMS)
-    if [r.seed for r in before] != [r.seed for r in after] or len(before) < 2:
-        raise ValueError("both arms need runs of the same seeds, two at least")
     if diverged := [run for run in before if run.quality is None]:
         raise TrainingError(
             f"{len(diverged)} of {len(before)} trainings with the settings as they were diverged "

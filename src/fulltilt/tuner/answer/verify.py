@@ -39,19 +39,15 @@ def run_verification(
 
     Args:
         words: What the user would give ``fulltilt train``: the configuration, then ``key=value`` words.
-        settings: Dotted key → value of the recommended plan, on top of ``words``.
+        settings: Dotted key → value of the recommended plan, on top of ``words``; one at least.
         seed: Of the first pair; the others follow.
         epochs: Instead of ``run.epochs``.
+        n_pairs: Trainings of each plan, two at least: the intervals are over pairs.
         on_run: Told the arm, its seed, how many runs are done and how many there will be, before each run.
 
     Raises:
-        ValueError: fewer than 2 pairs, or settings that change nothing.
         TrainingError: a run failed, or evaluated nothing; says where its log is.
     """
-    if n_pairs < 2:
-        raise ValueError(f"n_pairs is {n_pairs}; an interval over pairs needs at least 2")
-    if not settings:
-        raise ValueError("the recommended plan is the user's own: there is nothing to compare")
     runs: list[dict[str, Any]] = []
     for pair in range(n_pairs):
         for arm in ARMS if pair % 2 == 0 else reversed(ARMS):

@@ -11,8 +11,8 @@ MAX_NAMED = 3  # rows that a rule names; of more it says how many
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """The question that a pick answers, in the words of its ties.
+class TieWords:
+    """Words for the ties of a pick, by what it was picked for.
 
     Attributes:
         best: What the ties cannot be told from.
@@ -25,12 +25,12 @@ class Question:
     of_these: str = ""
 
 
-BY_SPEED = Question(best="the fastest")
-BY_SPEED_PER_GIB = Question(best="the best in samples/s per GiB", figure=" per GiB")
-BY_SPEED_OF_THE_SMALL = Question(best="the fastest of these", of_these="of these, ")
+BY_SPEED = TieWords(best="the fastest")
+BY_SPEED_PER_GIB = TieWords(best="the best in samples/s per GiB", figure=" per GiB")
+BY_SPEED_OF_THE_SMALL = TieWords(best="the fastest of these", of_these="of these, ")
 
 
-def say_tie(tied: Sequence[Trial], question: Question = BY_SPEED) -> str:
+def say_tie(tied: Sequence[Trial], question: TieWords = BY_SPEED) -> str:
     """Say how many plans tie, and by which rule one of them is taken."""
     if not tied:
         return ""
@@ -54,7 +54,7 @@ def say_kept_recipe(user_plan: Plan, chosen: Trial, passed_over: Trial) -> str:
     )
 
 
-def say_earlier(rows: Sequence[Trial], above: Sequence[Trial], question: Question = BY_SPEED) -> str:
+def say_earlier(rows: Sequence[Trial], above: Sequence[Trial], question: TieWords = BY_SPEED) -> str:
     """Name the plans that were no finalists, and of which runs leave open that they are as fast."""
     if not rows:
         return ""

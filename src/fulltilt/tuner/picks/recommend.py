@@ -17,7 +17,7 @@ from fulltilt.tuner.picks.pick_rules import (
     BY_SPEED,
     BY_SPEED_OF_THE_SMALL,
     BY_SPEED_PER_GIB,
-    Question,
+    TieWords,
     count_compared,
     count_plans,
     filter_beside,
@@ -230,7 +230,7 @@ def _prefer_beside(again: Sequence[Trial]) -> Callable[[Plan], bool]:
 
 
 def _build_compared(
-    chosen: Trial, tied: Sequence[Trial], rule: str, past: _Past, *, question: Question = BY_SPEED
+    chosen: Trial, tied: Sequence[Trial], rule: str, past: _Past, *, question: TieWords = BY_SPEED
 ) -> Pick:
     """Build the pick of a comparison between plans that ran side by side and plans that ran once, earlier."""
     plans = {run.plan for run in past.again}

@@ -41,7 +41,10 @@ def stamp_data(config: Config) -> dict[str, dict[str, Any]]:
                 status = path.stat()
                 stamps[text] = {"n_bytes": status.st_size, "modified": _format_time(status.st_mtime_ns)}
             elif path.is_dir():
-                stamps[text] = _stamp_folder(path, readers)
+                files = list(itertools.islice(_walk_read(path, readers), MAX_FILES))
+                newest_ns = max((status.st_mtime_ns for status in files), default=0)
+                n_bytes = sum(status.st_size for status in files)
+                stamps[text] = {"n_files": len(files), "n_bytes": n_bytes, "modified": _format_time(newest_ns)}
     return stamps
 
 
@@ -60,29 +63,13 @@ def _find_readers(config: Config) -> dict[str, list[str]]:
 
 
 def _find_paths(call: ComponentCall) -> Iterator[str]:
-    """Yield the arguments that are paths, also those of calls among the arguments."""
+    """Yield the arguments that are called a path or look like one, also those of calls among the arguments."""
     for name, value in (*enumerate(call.args), *call.kwargs.items()):
         for part in value if isinstance(value, list | tuple) else [value]:
             if isinstance(part, ComponentCall):
                 yield from _find_paths(part)
-            elif isinstance(part, str) and is_path(part, name):
+            elif isinstance(part, str) and (name in PATH_NAMES or "/" in part or Path(part).suffix):
                 yield part
-
-
-def is_path(value: object, name: str | int) -> bool:
-    """Tell whether an argument is called a path or looks like one; all items of a list must."""
-    if isinstance(value, list | tuple):
-        return bool(value) and all(is_path(part, name) for part in value)
-    return isinstance(value, str) and bool(name in PATH_NAMES or "/" in value or Path(value).suffix)
-
-
-def _stamp_folder(path: Path, readers: Sequence[str]) -> dict[str, Any]:
-    files = list(itertools.islice(_walk_read(path, readers), MAX_FILES))
-    return {
-        "n_files": len(files),
-        "n_bytes": sum(status.st_size for status in files),
-        "modified": _format_time(max((status.st_mtime_ns for status in files), default=0)),
-    }
 
 
 def _walk_read(folder: Path, readers: Sequence[str]) -> Iterator[os.stat_result]:

@@ -137,31 +137,23 @@ def note_ranks(options: TuneOptions) -> tuple[str, ...]:
     )
 
 
-def choose_trial_limit_bytes(options: TuneOptions, machine: Machine) -> int | None:
-    """Choose the memory limit of each trial process; without a flag, one that keeps the machine alive."""
-    if options.memory_limit_bytes is not None:
-        return _cut_asked_limit(options, machine)
-    if options.device == "cpu":
-        free_bytes = min(machine.memory_available_bytes, machine.memory_limit_bytes or sys.maxsize)
-        return int(CPU_LIMIT_SHARE * free_bytes / options.n_ranks)
-    return _find_device_memory_bytes(options, machine) if machine.is_wsl else None
+def find_limits(options: TuneOptions, machine: Machine) -> tuple[int | None, float | None]:
+    """Find the memory limit of each trial process in bytes, and the memory that picks must fit in GiB.
 
-
-def find_memory_gib(options: TuneOptions, machine: Machine) -> float | None:
-    """Find the memory that picks must fit: the limit asked for, else the device's, or a rank's part of it."""
-    if options.memory_limit_bytes is not None:
-        return _cut_asked_limit(options, machine) / 2**30
-    if options.device == "cpu":
-        return min(machine.memory_total_bytes, machine.memory_limit_bytes or sys.maxsize) / options.n_ranks / 2**30
-    total_bytes = _find_device_memory_bytes(options, machine)
-    return total_bytes / 2**30 if total_bytes else None
-
-
-def _cut_asked_limit(options: TuneOptions, machine: Machine) -> int:
-    """Return the limit asked for; under WSL at most what the GPU has before the driver spills."""
-    assert options.memory_limit_bytes is not None
-    usable_bytes = _find_device_memory_bytes(options, machine) if machine.is_wsl and options.device != "cpu" else None
-    return min(options.memory_limit_bytes, usable_bytes or sys.maxsize)
+    Both are the limit that was asked for; under WSL at most what the GPU has before the driver spills. Without one a
+    trial has a limit only where it would take the machine down, and picks must fit the device, or a rank's part of it.
+    """
+    on_cpu, asked_bytes = options.device == "cpu", options.memory_limit_bytes
+    device_bytes = None if on_cpu else _find_device_memory_bytes(options, machine)
+    spill_bytes = device_bytes if machine.is_wsl else None
+    if asked_bytes is not None:
+        limit_bytes = min(asked_bytes, spill_bytes or sys.maxsize)
+        return limit_bytes, limit_bytes / 2**30
+    if on_cpu:
+        available, total = machine.memory_available_bytes, machine.memory_total_bytes
+        free_bytes, all_bytes = (min(found, machine.memory_limit_bytes or sys.maxsize) for found in (available, total))
+        return int(CPU_LIMIT_SHARE * free_bytes / options.n_ranks), all_bytes / options.n_ranks / 2**30
+    return spill_bytes, device_bytes / 2**30 if device_bytes else None
 
 
 def _find_device_memory_bytes(options: TuneOptions, machine: Machine) -> int | None:

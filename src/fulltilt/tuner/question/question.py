@@ -1,13 +1,10 @@
-"""Describe what a search measures: its workload, options and machine, and the folder that its results go to."""
+"""Describe what a search measures: its workload, options and machine."""
 
 import dataclasses
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from fulltilt._version import __version__
 from fulltilt.records import Machine, format_bytes
-from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.question.data_stamp import stamp_data
 from fulltilt.tuner.question.options import TuneOptions
 from fulltilt.tuner.question.source import TuneTarget
@@ -15,23 +12,13 @@ from fulltilt.tuner.question.source import TuneTarget
 CODE, DATA = "code of the workload", "files of the data"  # they change while the command stays the same
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Question:
-    """Holds what the results of a search depend on, and the folder that they are stored in."""
+    """Holds what the results of a search depend on."""
 
     aim: TuneTarget
     options: TuneOptions
     machine: Machine
-    path: Path
-
-    def open_folder(self, results: Sequence[str]) -> RunFolder:
-        """Open the run folder and lock it; rows that an earlier search of the same question left there count.
-
-        Raises:
-            RunFolderError: the folder is in use, or holds another search.
-        """
-        parts = self.list_fingerprint_parts()
-        return RunFolder(self.path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA))
 
     def list_fingerprint_parts(self) -> dict[str, Any]:
         """List what the measured rows depend on, in the user's words: a refusal names the parts that changed.

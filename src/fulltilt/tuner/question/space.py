@@ -111,7 +111,8 @@ def build_space(
         axes |= _read_further_axes(benchmark.levers)
     elif all_levers:
         axes |= _suggest_further_axes(user, facts, axes)
-    return _drop_impossible(axes, user, facts, effective, tuple(notes))
+    draft = Space(axes=axes, base=user, user_plan=user, facts=facts, effective_batch_size=effective, notes=tuple(notes))
+    return _drop_impossible(draft)
 
 
 def canonicalize(plan: Plan, facts: Facts, *, keep: Sequence[str] = ()) -> Plan:
@@ -217,27 +218,24 @@ def suggest_divisors(effective: int, own: int | None = None) -> tuple[int, ...]:
     return tuple(sorted({*kept, own} if own else kept))
 
 
-def _drop_impossible(
-    axes: Mapping[str, tuple[Any, ...]], user: Plan, facts: Facts, effective: int | None, notes: tuple[str, ...]
-) -> Space:
+def _drop_impossible(draft: Space) -> Space:
     """Take out values that no plan can have; each is kept once, as a row that says why."""
-    draft = Space(axes=axes, base=user, user_plan=user, facts=facts, effective_batch_size=effective, notes=notes)
-    possible: dict[str, tuple[Any, ...]] = {}
+    possible: dict[str, tuple[Any, ...]] = dict.fromkeys(draft.axes, ())
     skipped: list[tuple[Plan, str]] = []
-    for name, values in axes.items():
-        reasons = [_find_reason(draft, name, value) for value in values]
-        possible[name] = tuple(value for value, reason in zip(values, reasons, strict=True) if reason is None)
-        for value, reason in zip(values, reasons, strict=True):
-            if reason is not None:
-                skipped.append((user.replace(**draft.list_changes(name, value)), f"{name}={value}: {reason}"))
+    for name, values in draft.axes.items():
+        for value in values:
+            reason = _find_reason(draft, name, value)
+            if reason is None:
+                possible[name] += (value,)
+            else:
+                skipped.append((draft.base.replace(**draft.list_changes(name, value)), f"{name}={value}: {reason}"))
     if not possible[COUPLED]:
         return dataclasses.replace(draft, axes={}, skipped=tuple(skipped))
-    axes = {name: values for name, values in possible.items() if values}
-    base = user
+    axes, base = {name: values for name, values in possible.items() if values}, draft.base
     for name, values in axes.items():
         if base[name] not in values and name != COUPLED:
             base = base.replace(**{name: find_nearest(base[name], values)})
-    return dataclasses.replace(draft, axes=axes, base=canonicalize(base, facts), skipped=tuple(skipped))
+    return dataclasses.replace(draft, axes=axes, base=canonicalize(base, draft.facts), skipped=tuple(skipped))
 
 
 def find_nearest(value: Any, values: Sequence[Any]) -> Any:

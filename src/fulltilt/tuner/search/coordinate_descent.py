@@ -83,10 +83,8 @@ def project(space: Space) -> Plan:
     """Return the user's plan with each lever moved to the nearest value of its axis."""
     plan = space.base
     for lever, values in space.axes.items():
-        if plan[lever] not in values:
+        if plan[lever] not in values or lever == COUPLED:
             plan = space.with_value(plan, lever, find_nearest(plan[lever], values))
-        elif lever == COUPLED:
-            plan = space.with_value(plan, lever, plan[lever])
     return plan
 
 

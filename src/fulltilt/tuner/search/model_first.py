@@ -161,7 +161,8 @@ class _Search:
             yield from self._ask_device(self._base, smallest, f"batch {first} failed")
         if not self.known.device:
             return
-        self._middle = self.known.choose_middle(self._base)
+        ran = self.known.device[0].plan[COUPLED]
+        self._middle = self.known.choose_middle(self._base, ran, otherwise=ran)
         best = yield from self._ask_device(self._fast, self._middle, "a batch at which levers are compared")
         for lever in self._plans.list_levers(of_loader=False):
             for plan in self._plans.flip(self._fast, lever):

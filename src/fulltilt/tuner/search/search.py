@@ -8,29 +8,29 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fulltilt.hardware import has_c_compiler
-from fulltilt.levers import Facts, default_plan
-from fulltilt.records import Machine, Roof, decode
+from fulltilt.levers import Facts, default_plan, find_obstacles
+from fulltilt.records import Machine, Roof, TrialRequest, decode
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.report.compare_sides import RESULT_FILE
 from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.question.grid_size import count_grid
-from fulltilt.tuner.question.options import TuneOptions, choose_trial_limit_bytes, find_memory_gib, note_ranks
+from fulltilt.tuner.question.options import TuneOptions, find_limits, note_ranks
 from fulltilt.tuner.question.question import Question
 from fulltilt.tuner.question.space import Space, build_space
 from fulltilt.tuner.search import strategies
 from fulltilt.tuner.search.budget import ROOFS_S, compute_search_s
-from fulltilt.tuner.search.confirm import MAX_CONFIRM_ROUNDS
-from fulltilt.tuner.search.finals import run_finals
+from fulltilt.tuner.search.confirm import MAX_CONFIRM_ROUNDS, confirm
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.progress import OnEvent, SearchNoted, SearchStarted, TrialProgressed
-from fulltilt.tuner.search.session import END_TO_END, RESERVE_SHARE, Session
+from fulltilt.tuner.search.session import BASELINE, END_TO_END, REPEAT, RESERVE_SHARE, Ask, Session
 from fulltilt.tuner.trials.target import PROBE_ID, ROOFS_ID, ProbeResult, ProcessTarget
 
+MAX_PASSES = 3
 QUICK_REPEATS = 4  # two rounds of the pick and the user's own plan
 QUICK_RESERVE_SHARE = 0.5  # of the budget at most: the pick and the user's plan side by side come first
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Search:
     """A search that is open: what its stages share."""
 
@@ -66,16 +66,16 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
     search_s = end_s = None
     if options.budget_s is not None:
         search_s, end_s = compute_search_s(options.budget_s), start_s + options.budget_s
-    with contextlib.closing(_build_target(question, folder, tell)) as target:
+    limit_bytes, memory_gib = find_limits(options, question.machine)
+    with contextlib.closing(_build_target(question, folder, limit_bytes, tell)) as target:
         # Rows of earlier runs in the folder cost nothing: while they counted, the same command could never go on.
         target.end_s = None if journal.n_found else end_s  # rows that are there are reported whatever is left
         probe = target.read_facts(default_plan({"batch_size": 1}))
         target.end_s = None if search_s is None else start_s + search_s
         if not folder.is_resumed:  # a first use of the data may have fetched or prepared them
             folder.state_fingerprint(question.list_fingerprint_parts())
-        memory_gib = find_memory_gib(options, question.machine)
         room = [] if memory_gib is None else [memory_gib * recommend.MEMORY_SAFETY_PCT / 100]
-        room += [] if target.memory_limit_bytes is None else [target.memory_limit_bytes / 2**30]
+        room += [] if limit_bytes is None else [limit_bytes / 2**30]
         space = build_space(
             question.aim.config,
             merge_facts(probe.facts, question.machine, options),
@@ -97,18 +97,9 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
             start_s=start_s,
             n_devices=options.n_ranks,
         )
-        search = Search(
-            question=question,
-            folder=folder,
-            target=target,
-            probe=probe,
-            space=space,
-            session=session,
-            memory_gib=memory_gib,
-            end_s=end_s,
-        )
-        _announce(search, tell)
-        yield dataclasses.replace(search, space=dataclasses.replace(space, notes=(*notes, *space.notes)))
+        _announce(space, session, options, folder, tell)
+        space = dataclasses.replace(space, notes=(*notes, *space.notes))
+        yield Search(question, folder, target, probe, space, session, memory_gib, end_s)
 
 
 def run_strategy(search: Search) -> None:
@@ -136,6 +127,29 @@ def run_finalists(search: Search) -> None:
     n_finalists = strategies.count_finalists(search.options.strategy, session.rows)
     run_finals(session, search.space, n_finalists=n_finalists)
     session.adopt_rest()
+
+
+def run_finals(session: Session, space: Space, *, n_finalists: int) -> None:
+    """Measure the finalists again; others where all of them fail when they run again.
+
+    The user's own plan runs beside them, with kind "baseline" where it lies off the grid. Where it is the only
+    finalist, so does the next fastest; where the budget left none, nothing is measured again: the same command goes on
+    with the search instead.
+    """
+    own = None
+    if not find_obstacles(space.user_plan, space.facts):
+        kind = REPEAT if space.holds(space.user_plan) else BASELINE
+        own = Ask(plan=space.user_plan, why="the user's own plan, beside the finalists", kind=kind)
+    for _ in range(MAX_PASSES):
+        finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib, n=n_finalists)
+        if finalists == [space.user_plan]:
+            finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib, n=2)
+        if not finalists or (session.is_budget_spent and finalists == [space.user_plan]):
+            return
+        is_done = session.run(confirm(finalists, baseline=own), may_use_reserve=True)
+        table, _ = recommend.merge_repeats(session.rows)
+        if not is_done or any(row.plan in finalists and row.status == "ok" for row in table):
+            return
 
 
 def measure_roofs(search: Search) -> tuple[tuple[Roof, ...], str]:
@@ -174,36 +188,34 @@ def merge_facts(facts: Facts, machine: Machine, options: TuneOptions) -> Facts:
     )
 
 
-def _build_target(question: Question, folder: RunFolder, tell: OnEvent) -> ProcessTarget:
+def _build_target(question: Question, folder: RunFolder, limit_bytes: int | None, tell: OnEvent) -> ProcessTarget:
     options, aim = question.options, question.aim
 
     def tell_progress(id: str, values: Mapping[str, Any]) -> None:
         if id not in (PROBE_ID, ROOFS_ID):
             tell(TrialProgressed(id=id, values=values))
 
-    return ProcessTarget(
-        aim.source,
+    usual = TrialRequest(
+        source=aim.source,
         device=options.device,
-        folder=folder.path,
         n_steps=options.n_steps,
         seed=aim.config.run.seed,
-        memory_limit_bytes=choose_trial_limit_bytes(options, question.machine),
+        memory_limit_bytes=limit_bytes,
         deadline_s=options.deadline_s,
         max_measure_s=options.max_measure_s,
         rank_devices=options.rank_devices,
-        on_progress=tell_progress,
     )
+    return ProcessTarget(usual, folder.path, on_progress=tell_progress)
 
 
-def _announce(search: Search, tell: OnEvent) -> None:
-    options, space, session = search.options, search.space, search.session
+def _announce(space: Space, session: Session, options: TuneOptions, folder: RunFolder, tell: OnEvent) -> None:
     started = SearchStarted(
         strategy=strategies.name_strategy(options.strategy),
         grid_size=count_grid(space) + len(space.skipped),
         n_planned=sum(session.planned.values()),
         n_resumed=session.journal.n_found,
         device=options.device,
-        folder=str(search.folder.path),
+        folder=str(folder.path),
         user_plan=space.user_plan,
         memory_room_gib=space.memory_gib,
     )

@@ -60,21 +60,17 @@ def build_request(request: TrialRequest, answer: Answer, *, world: Any = None) -
     source, device = request.source, request.device
     sys.path[:0] = [path for path in source.import_paths if path not in sys.path]
     config = config_from_values(source.config, base_dir=source.base_dir, provenance=source.provenance)
-    workload = None if source.pickled is None else _unpickle(source.pickled)
+    workload = None
+    if source.pickled is not None:
+        import cloudpickle  # what its pickles need is registered by the import
+
+        workload = cloudpickle.loads(base64.b64decode(source.pickled))
     answer({"progress": {"stage": "configured"}})
     if request.memory_limit_bytes is not None:
         apply_memory_limit(device, request.memory_limit_bytes)
     run = build_run(config, request.plan, device=device, workload=workload, seed=request.seed, world=world or ALONE)
     with contextlib.closing(run):
         yield run
-
-
-def _unpickle(pickled: str) -> Any:
-    import pickle
-
-    import cloudpickle  # noqa: F401  (registers what its pickles need)
-
-    return pickle.loads(base64.b64decode(pickled))
 
 
 def report_steps(answer: Answer) -> Callable[[int], None]:

@@ -59,10 +59,13 @@ def run_trial_process(
     while True:
         start = time.monotonic()  # what an attempt before it took is no part of what the trial takes
         zygote.start()
-        watch, evidence = _Watch(request, zygote, log_path, on_progress), None
+        watch, evidence, seconds = _Watch(request, zygote, log_path, on_progress), None, 0.0
         try:
             with contextlib.closing(watch):
-                watch.run()
+                try:
+                    watch.run()
+                finally:  # what cleaning up after it takes says nothing of the plan
+                    seconds = time.monotonic() - start
         except ZygoteDiedError as error:
             zygote.close()
             n_deaths += 1
@@ -75,7 +78,7 @@ def run_trial_process(
             measurement=_read_measurement(watch.reply),
             reply=watch.reply,
             log_path=log_path,
-            seconds=time.monotonic() - start,
+            seconds=seconds,
         )
 
 
@@ -216,7 +219,12 @@ class _Watch:
         if len(self._buffer) > ANSWER_LIMIT_BYTES:
             self._buffer = _TORN
         for line in lines:
-            message = _parse_answer(line)
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # torn, or written by user code by mistake
+            if not isinstance(message, dict):
+                continue
             if isinstance(message.get("progress"), dict):
                 self._note_progress(message["progress"])
             elif isinstance(message.get("failure"), dict):
@@ -260,15 +268,6 @@ class _MemoryWatch:
         end = time.monotonic()
         self._next_s = end + max(WATCH_INTERVAL_S, (end - start) / WATCH_DUTY)
         return None
-
-
-def _parse_answer(line: bytes) -> dict[str, Any]:
-    """Parse one line; empty for a torn or foreign one, which user code may write by mistake."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return message if isinstance(message, dict) else {}
 
 
 def _read_measurement(reply: Mapping[str, Any]) -> Measurement | None:

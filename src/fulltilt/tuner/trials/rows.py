@@ -14,6 +14,7 @@ NULLABLE = (
     "first_step_s", "flops_per_sample", "flops_coverage_pct", "cpu_pressure_pct", "steal_pct",
 )  # fmt: skip
 """Figures of a trial that may be null; each null then has an entry in ``null_reasons``."""
+WHY_NULL = {"ok": "the trial did not report it", "skipped": "not run"}
 
 
 def build_trial(
@@ -76,12 +77,14 @@ def build_row(
         batch_size_per_device=-(-plan["batch_size"] // n_devices),
         effective_batch_size=plan.effective_batch_size,
         seconds=seconds,
-        null_reasons=_complete_reasons(figures, reasons, default=_say_why_null(status)),
+        null_reasons=_complete_reasons(
+            figures, reasons, default=WHY_NULL.get(status, f"the trial ended with {status}")
+        ),
         **figures,
     )
 
 
-def _complete_reasons(figures: Mapping[str, Any], given: Mapping[str, str], *, default: str) -> dict[str, str]:
+def _complete_reasons(figures: Mapping[str, Any], given: Mapping[str, str], default: str) -> dict[str, str]:
     reasons = dict.fromkeys((name for name in NULLABLE if figures.get(name) is None), default)
     phases = figures.get("phases_ms")
     if isinstance(phases, PhasesMs):
@@ -105,9 +108,3 @@ def _judge(measurement: Measurement | None, kind: str, limit_bytes: int | None) 
     where = f" in the part '{part}'" if part not in (None, "steps") else ""
     limit = format_gib(limit_bytes / 2**30)
     return "out_of_memory", f"the run peaked at {format_gib(used_gib)}{where}, the limit is {limit}"
-
-
-def _say_why_null(status: str) -> str:
-    if status == "ok":
-        return "the trial did not report it"
-    return "not run" if status == "skipped" else f"the trial ended with {status}"

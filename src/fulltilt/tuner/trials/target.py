@@ -3,24 +3,14 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from fulltilt import errors
 from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
 from fulltilt.levers import Facts
-from fulltilt.records import (
-    PROBES,
-    Measurement,
-    Plan,
-    Roof,
-    Trial,
-    TrialRequest,
-    WorkloadSource,
-    classify_outcome,
-    decode,
-)
+from fulltilt.records import PROBES, Measurement, Plan, Roof, Trial, TrialRequest, classify_outcome, decode
 from fulltilt.tuner.trials.client import ANSWER_LIMIT_S, START_LIMIT_S
 from fulltilt.tuner.trials.process import ProcessOutcome, Zygote, run_trial_process
 from fulltilt.tuner.trials.rows import build_row, build_trial
@@ -55,26 +45,19 @@ class ProbeResult:
 class ProcessTarget:
     """Runs each plan in a process of its own, forked from a server that has torch loaded.
 
-    Over several ranks a probe takes one rank's part of the batch on ``device``, and its rate counts for all of them.
+    Over several ranks a probe takes one rank's part of the batch on one device, and its rate counts for all of them.
     """
 
-    source: WorkloadSource
-    _: dataclasses.KW_ONLY
-    device: str  # resolved: "cpu", "cuda:0"
+    usual: TrialRequest  # what all requests share: without id, plan and kind
     folder: Path  # where the logs of the trials go, one file each
-    n_steps: int = 20  # timed optimizer steps per trial, at least
-    seed: int = 0
-    memory_limit_bytes: int | None = None  # of each rank
-    deadline_s: float = 120.0
-    max_measure_s: float | None = None
-    rank_devices: Sequence[str] = ()  # where whole runs train, one process a device; empty: in one, on ``device``
+    _: dataclasses.KW_ONLY
     zygote: Zygote | None = None
     on_progress: Callable[[str, Mapping[str, Any]], None] | None = None  # gets the trial's id and each sign of life
     end_s: float | None = None  # of the budget, on ``time.monotonic``: nothing is waited for beyond it; None: never
 
     def __post_init__(self) -> None:
         self._zygote = self.zygote or Zygote(self.folder / "zygote.log")
-        self._n_ranks = max(1, len(self.rank_devices))
+        self._n_ranks = max(1, len(self.usual.rank_devices))
 
     def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
         request = self._build_request(plan, id, kind if kind in PROBES else "trial")
@@ -91,10 +74,10 @@ class ProcessTarget:
         if is_part and outcome.measurement is not None:
             n_parts = plan["batch_size"] / request.plan["batch_size"]  # all wait for the rank with the largest
             outcome = dataclasses.replace(outcome, measurement=count_for_ranks(outcome.measurement, n_parts))
-        limit_bytes = request.memory_limit_bytes
         return build_trial(
-            plan, outcome, id=id, why=why, kind=kind, n_devices=self._n_ranks, memory_limit_bytes=limit_bytes
-        )
+            plan, outcome, id=id, why=why, kind=kind, n_devices=self._n_ranks,
+            memory_limit_bytes=request.memory_limit_bytes,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End the server and whatever still runs below it."""
@@ -138,20 +121,10 @@ class ProcessTarget:
         return usual_s if self.end_s is None else min(usual_s, max(MIN_ANSWER_S, self.end_s - time.monotonic()))
 
     def _build_request(self, plan: Plan, id: str, kind: str) -> TrialRequest:
-        return TrialRequest(
-            id=id,
-            source=self.source,
-            plan=plan,
-            device=self.device,
-            n_steps=self.n_steps,
-            kind=kind,
-            seed=self.seed,
-            # Estimates of memory allocate nothing of the step.
-            memory_limit_bytes=None if kind == "memory" else self.memory_limit_bytes,
-            deadline_s=self.deadline_s,
-            patience_s=self.deadline_s,
-            max_measure_s=self.max_measure_s,
-            rank_devices=tuple(self.rank_devices),
+        usual = self.usual
+        limit_bytes = None if kind == "memory" else usual.memory_limit_bytes  # its estimate allocates nothing
+        return dataclasses.replace(
+            usual, id=id, plan=plan, kind=kind, memory_limit_bytes=limit_bytes, patience_s=usual.deadline_s
         )
 
     def _run(self, request: TrialRequest) -> ProcessOutcome:

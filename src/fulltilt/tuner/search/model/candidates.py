@@ -27,9 +27,10 @@ class Candidates:
         ]
         return sorted(names, key=lambda name: name != "precision")
 
-    def flip(self, plan: Plan, lever: str) -> list[Plan]:
-        """Return the plan with each other value of one lever, as far as it can apply beside the rest."""
-        flipped = [self._space.with_value(plan, lever, v) for v in self._space.axes[lever] if v != plan[lever]]
+    def flip(self, plan: Plan, lever: str, values: Sequence[Any] | None = None) -> list[Plan]:
+        """Return the plan with each other value of one lever, or of these values, as far as it can apply."""
+        values = self._space.axes[lever] if values is None else values
+        flipped = [self._space.with_value(plan, lever, v) for v in values if v != plan[lever]]
         guard = load_catalogue()[lever].guard
         return [p for p in flipped if not guard(p[lever], p, self._space.facts)]
 
@@ -64,18 +65,14 @@ class Candidates:
 
         A value that cannot apply beside the rest is left out: with no workers there is nothing to keep alive.
         """
-        catalogue, plans = load_catalogue(), dict[Plan, None]()
-        for lever, values in self._space.axes.items():
-            if lever not in levers:
-                continue
+        plans: dict[Plan, None] = {}
+        for lever in levers:
+            values = self._space.axes.get(lever, ())
             if lever in (COUPLED, "num_workers") and plan[lever] in values:
                 values = sorted(values)  # those of workers are in the order that they were named in
                 at = values.index(plan[lever])
                 values = (*values[max(at - 1, 0) : at], *values[at + 1 : at + 2])
-            for value in values:
-                moved = self._space.with_value(plan, lever, value)
-                if not catalogue[lever].guard(moved[lever], moved, self._space.facts):
-                    plans[moved] = None
+            plans |= dict.fromkeys(self.flip(plan, lever, values))
         return list(plans)
 
     def list_onward(self, before: Plan, plan: Plan) -> list[Plan]:

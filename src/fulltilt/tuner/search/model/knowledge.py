@@ -100,15 +100,19 @@ class Knowledge:
 
     def choose_first(self, base: Plan, wanted: int) -> int:
         """Choose the batch of the first device probe; known memory allows ``choose_middle``'s, which saves a probe."""
-        if not self.memory.is_known:
-            return wanted
-        fitting = self.list_fitting_batches(base)
-        return _choose_roomy(fitting, wanted) if fitting else self._batches[0]
+        return self.choose_middle(base, wanted, otherwise=self._batches[0]) if self.memory.is_known else wanted
 
-    def choose_middle(self, base: Plan) -> int:
-        """Choose a batch that is large enough to show what levers do, and fits with every one of them."""
-        fitting, known = self.list_fitting_batches(base), self.device[0].plan[COUPLED]
-        return _choose_roomy(fitting, known) if fitting else known
+    def choose_middle(self, base: Plan, known: int, *, otherwise: int) -> int:
+        """Choose a batch, ``known`` at least, that is large enough to show what levers do, and fits with each of them.
+
+        Args:
+            otherwise: What to choose where nothing fits.
+        """
+        fitting = self.list_fitting_batches(base)
+        if not fitting:
+            return otherwise
+        roomy = [b for b in fitting if b <= fitting[-1] / 3] or fitting[:1]
+        return max(known, roomy[-1]) if known in fitting else roomy[-1]
 
     def choose_gap(self, fast: Plan, middle: int, known: Collection[int]) -> int | None:
         """Choose the largest batch that surely fits, then the smallest useful, then the middle of the widest gap."""
@@ -138,11 +142,6 @@ class Knowledge:
             n_cores=self._space.facts.n_cores_usable,
             on_cpu=self._space.facts.device_type == "cpu",
         )
-
-
-def _choose_roomy(fitting: Sequence[int], known: int) -> int:
-    roomy = [b for b in fitting if b <= fitting[-1] / 3] or fitting[:1]
-    return max(known, roomy[-1]) if known in fitting else roomy[-1]
 
 
 def _read_rate(row: Trial) -> float:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fulltilt.records import Plan, Trial
-from fulltilt.tuner.search.model.arms import Arm, ArmTimes, Point, device_arm, feed_arm
-from fulltilt.tuner.search.model.loader_time import LoaderTime
+from fulltilt.tuner.search.model.arms import Arm, ArmTimes, LoaderTime, Point, device_arm, feed_arm
 
 SMOOTHNESS = 6.0  # exponent of the maximum: 6 to 8 fitted real loaders best, a plain one has no doubt at equality
 PRIOR_SD = 0.12  # of the logarithm of measured over predicted, before any whole run
