@@ -32,17 +32,15 @@ def write_settings(
     *,
     note: str | None = None,
     replaces: str | None = None,
-    out: str | Path | None = None,
 ) -> str:
-    """Write ``changes`` (by canonical key) into the file ``path``, or into a copy of it.
+    """Write ``changes`` (by canonical key) into the file ``path``.
 
     A key that the file already sets changes where it stands, in the spelling used there; another is added to the
-    section it belongs to, with ``note`` as its comment. The user's comments stay.
+    section it belongs to, with ``note`` as the comment of its line. The user's comments stay.
 
     Args:
         replaces: A pattern of notes that earlier calls wrote: a comment that is one and nothing else becomes ``note``,
             so that no old figure stands beside a new value.
-        out: The file to write; ``None``: ``path`` itself.
 
     Returns:
         A unified diff, empty when every key already had its value.
@@ -63,12 +61,10 @@ def write_settings(
         new = re.sub(rf"(?m)  # {replaces}(?=\r?$)", lambda _: _comment(note), new)
     if new != old:
         _verify(old, new, changes, str(path))
-    target = Path(out) if out is not None else Path(path)
-    if new != old or target.resolve() != Path(path).resolve():
-        check_writable(target)
+        check_writable(path)
         has_bom = Path(path).read_bytes().startswith(BOM.encode())
-        write_atomic(target.resolve(), (BOM if has_bom else "") + new)
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), str(target), lineterm="")
+        write_atomic(Path(path), (BOM if has_bom else "") + new)
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), str(path), lineterm="")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -152,6 +148,9 @@ def _add_key(text: str, tree: Branch, key: str, value: Any, note: str | None) ->
     branch, names = tree, key.split(".")
     while len(names) > 1 and (found := _find_branch(branch, names[0])):
         branch, names = found, names[1:]
+    empty = next((item for item in branch.items if len(names) > 1 and item.key == names[0]), None)
+    if branch is not tree and empty:
+        return _fill_section(text, empty, *_nest(names[1:], value), note)
     if branch is not tree or len(names) == 1:
         return _add_to_branch(text, branch, *_nest(names, value), note)
     if tree.is_flow:
@@ -161,9 +160,8 @@ def _add_key(text: str, tree: Branch, key: str, value: Any, note: str | None) ->
     home = next(filter(None, (_find_branch(tree, name) for name in foreign)), tree if _is_flat(tree) else None)
     if home and bare and bare.keys == (key,):
         return _add_to_branch(text, home, names[-1], value, note)
-    for item in tree.items:
-        if item.key == names[0]:  # an empty section: ``speed:`` or ``speed: {}``
-            return _replace_value(text, item, format_yaml(_nest(names, value)[1]))
+    if empty:
+        return _fill_section(text, empty, *_nest(names[1:], value), note)
     newline = _newline_of(text)
     body = text if text.endswith(("\n", "\r")) or not text else text + newline
     name, inner = _nest(names[1:], value)
@@ -181,6 +179,18 @@ def _find_branch(tree: Branch, name: str) -> Branch | None:
     """Return the section ``name`` of a mapping where it holds something."""
     found = (item.value for item in tree.items if item.key == name)
     return next((value for value in found if isinstance(value, Branch) and value.items), None)
+
+
+def _fill_section(text: str, item: Item, name: str, value: Any, note: str | None) -> str:
+    """Add the first key of an empty section, ``speed:`` or ``speed: {}``, on a line of its own."""
+    if item.is_flow:
+        return _replace_value(text, item, format_yaml({name: value}))
+    text = text[: item.start].rstrip(" ") + text[item.end :] if item.start < item.end else text
+    line_start, line_end = text.rfind("\n", 0, item.key_start) + 1, text.find("\n", item.key_end)
+    at = len(text) if line_end < 0 else line_end + 1
+    indent = " " * (item.key_start - line_start + 2)
+    line = f"{indent}{name}: {format_yaml(value)}{_comment(note)}{_newline_of(text)}"
+    return f"{text[:at]}{'' if line_end >= 0 else _newline_of(text)}{line}{text[at:]}"
 
 
 def _add_to_branch(text: str, branch: Branch, name: str, value: Any, note: str | None) -> str:

@@ -72,7 +72,10 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     if hint is Any:
         return data
     if hasattr(hint, "from_json"):
-        return hint.from_json(data)
+        try:
+            return hint.from_json(data)
+        except KeyError as missing:
+            raise ValueError(f"{where}.{missing.args[0]} is missing") from None
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _decode_union(args, data, where)

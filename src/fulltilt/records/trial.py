@@ -122,4 +122,7 @@ def find_damage(trial: Trial) -> str | None:
         value = getattr(trial, name)
         if value is not None and not least <= value <= 1e15:
             return f"{name} is {value:g}, which nothing takes or reaches"
+    rate, blocks = trial.samples_per_s, trial.block_samples_per_s
+    if rate and blocks and not min(blocks) * (1 - 1e-9) <= rate <= max(blocks) * (1 + 1e-9):
+        return f"samples_per_s is {rate:g}, which is no mean of its blocks ({min(blocks):g} to {max(blocks):g})"
     return None

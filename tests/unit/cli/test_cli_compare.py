@@ -307,6 +307,7 @@ def test_results_that_have_nothing_in_common_are_refused_by_name(tmp_path, capsy
         ('{"trials": [], "picks": {}}', "not whole"),
         (json.dumps(build_benchmark([0.2, "fast"])), "not whole: ValueError"),
         (json.dumps(build_search([1000.0, float("nan")])), "cannot be read as JSON (NaN is no value of JSON)"),
+        (json.dumps(build_search([1000.0]) | {"trials": []}), "no row has the id and the rate of the pick recommended"),
         ("[" * 100_000, "cannot be read as JSON (maximum recursion depth exceeded"),
         (
             '{"version": 1, "command": "tune", "error": "no plan was run; give more", "remedy": "give more", "rc": 3}',

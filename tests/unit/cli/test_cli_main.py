@@ -76,7 +76,7 @@ def test_no_command_is_wrong_usage(capsys):
         (["levers", "--json", "-x"], "--json: expected one argument"),
         (["tune", "a.yaml", "--json", "--quick"], "--json"),  # wrote a file of the name ``--quick``
         (["tune", "a.yaml", "--colour", "--", "--json", "place"], "--colour"),
-        (["tune", "x.yaml", "--batch", "3"], "unrecognized arguments: --batch"),
+        (["tune", "--batch", "3", "x.yaml", "lr=1"], "unrecognized arguments: --batch 3\n"),
         (["tune", "x.yaml", "--batch-sizes", "32", "many"], "--batch-sizes: invalid int value: 'many'"),
         (["levers", "num_worker"], "did you mean num_workers"),
         (["train"], "no configuration was given"),
