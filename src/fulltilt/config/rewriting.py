@@ -162,10 +162,8 @@ def _add_key(text: str, tree: Branch, key: str, value: Any, note: str | None) ->
         return _add_to_branch(text, home, names[-1], value, note)
     if empty:
         return _fill_section(text, empty, *_nest(names[1:], value), note)
-    newline = _newline_of(text)
-    body = text if text.endswith(("\n", "\r")) or not text else text + newline
-    name, inner = _nest(names[1:], value)
-    return f"{body}{names[0]}:{newline}  {name}: {format_yaml(inner)}{_comment(note)}{newline}"
+    body = text if text.endswith(("\n", "\r")) or not text else text + _newline_of(text)
+    return _insert_line(f"{body}{names[0]}:", len(body), 2, *_nest(names[1:], value), note)
 
 
 def _is_flat(tree: Branch) -> bool:
@@ -186,11 +184,7 @@ def _fill_section(text: str, item: Item, name: str, value: Any, note: str | None
     if item.is_flow:
         return _replace_value(text, item, format_yaml({name: value}))
     text = text[: item.start].rstrip(" ") + text[item.end :] if item.start < item.end else text
-    line_start, line_end = text.rfind("\n", 0, item.key_start) + 1, text.find("\n", item.key_end)
-    at = len(text) if line_end < 0 else line_end + 1
-    indent = " " * (item.key_start - line_start + 2)
-    line = f"{indent}{name}: {format_yaml(value)}{_comment(note)}{_newline_of(text)}"
-    return f"{text[:at]}{'' if line_end >= 0 else _newline_of(text)}{line}{text[at:]}"
+    return _insert_line(text, item.key_end, _read_indent(text, item) + 2, name, value, note)
 
 
 def _add_to_branch(text: str, branch: Branch, name: str, value: Any, note: str | None) -> str:
@@ -198,13 +192,19 @@ def _add_to_branch(text: str, branch: Branch, name: str, value: Any, note: str |
     if branch.is_flow:
         end = max(last.end, last.key_end)
         return f"{text[:end]}, {name}: {format_yaml(value, is_flow=True)}{text[end:]}"
-    line_start = text.rfind("\n", 0, branch.items[0].key_start) + 1
-    indent = " " * (branch.items[0].key_start - line_start)
-    line = f"{indent}{name}: {format_yaml(value)}{_comment(note)}{_newline_of(text)}"
-    line_end = text.find("\n", max(last.key_end + 1, last.end if last.start < last.end else 0))
-    if line_end < 0:
-        return f"{text}{_newline_of(text)}{line}"
-    return f"{text[: line_end + 1]}{line}{text[line_end + 1 :]}"
+    end = max(last.key_end + 1, last.end if last.start < last.end else 0)
+    return _insert_line(text, end, _read_indent(text, branch.items[0]), name, value, note)
+
+
+def _insert_line(text: str, place: int, indent: int, name: str, value: Any, note: str | None) -> str:
+    """Insert a key behind the line that ``place`` lies in."""
+    line = f"{' ' * indent}{name}: {format_yaml(value)}{_comment(note)}{_newline_of(text)}"
+    at = text.find("\n", place) + 1
+    return f"{text[:at]}{line}{text[at:]}" if at else f"{text}{_newline_of(text)}{line}"
+
+
+def _read_indent(text: str, item: Item) -> int:
+    return item.key_start - text.rfind("\n", 0, item.key_start) - 1
 
 
 def _nest(names: list[str], value: Any) -> tuple[str, Any]:

@@ -20,6 +20,7 @@ PR_SET_CHILD_SUBREAPER = 36
 # These two remove shared memory names when the last process that used them is gone; killing them would leak the names.
 CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 CLEANER_GRACE_S = 5.0
+PATIENCE_S = 10.0  # for processes that were killed
 EXEC_GRACE_S = 1.0  # a forked process that is younger may be about to become a cleaner
 _PF_FORKNOEXEC = 0x40  # of the flags in /proc/PID/stat: forked, and no exec since
 
@@ -173,9 +174,9 @@ def find_members(session: int) -> list[int]:
     return sorted(members)
 
 
-def kill_session(session: int, *, patience_s: float = 5.0) -> list[int]:
+def kill_session(session: int) -> list[int]:
     """End every process of a session and return those that were seen; for use when its parent is gone."""
-    return _kill_all(lambda: find_members(session), patience_s=patience_s, grace_s=0.0)
+    return _kill_all(lambda: find_members(session), grace_s=0.0)
 
 
 def run_in_session(command: Sequence[str | Path], *, grace_s: float, **streams: Any) -> int:
@@ -211,20 +212,20 @@ def find_marked(mark: str) -> list[int]:
     return [pid for pid in living if mark in (read_text("/", f"/proc/{pid}/environ") or "").split("\0")]
 
 
-def kill_marked(mark: str, *, patience_s: float = 10.0) -> list[int]:
+def kill_marked(mark: str) -> list[int]:
     """End every process with this mark, in any session, and return those that were seen."""
-    return _kill_all(lambda: find_marked(mark), patience_s=patience_s, grace_s=CLEANER_GRACE_S)
+    return _kill_all(lambda: find_marked(mark), grace_s=CLEANER_GRACE_S)
 
 
-def _kill_all(find: Callable[[], list[int]], *, patience_s: float, grace_s: float) -> list[int]:
-    """Kill what ``find`` returns until that is nothing or ``patience_s`` have passed; cleaners after ``grace_s``."""
+def _kill_all(find: Callable[[], list[int]], *, grace_s: float) -> list[int]:
+    """Kill what ``find`` returns until that is nothing or it has been tried for long; cleaners after ``grace_s``."""
     seen: set[int] = set()
     start = time.monotonic()
     while pids := find():
         seen.update(pids)
         waited_s = time.monotonic() - start
         kill_processes(pids, spare_cleaners=waited_s < grace_s)
-        if waited_s > patience_s:
+        if waited_s > PATIENCE_S:
             break
         time.sleep(0.01)
     return sorted(seen)

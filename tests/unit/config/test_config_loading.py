@@ -287,7 +287,7 @@ def test_overrides_win_and_say_so(write):
     ("words", "said"),
     [
         (["data.batchsize=3"], "did you mean batch_size"),
-        (["benchmark.levers.compil=[true]"], "no lever named compil; did you mean compile"),
+        (["benchmark.levers={compil: [true]}"], "no lever named 'compil'; did you mean compile"),
         (["lr=0.1", "learning_rate=0.2"], "learning_rate says 0.2, lr says 0.1; keep one"),
     ],
 )

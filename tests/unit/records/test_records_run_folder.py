@@ -18,7 +18,7 @@ def open_run(path, parts=PARTS, command="tune", *, writes=None):
     folder = RunFolder(path, fingerprint_parts=parts, command=command, results=[JOURNAL])
     if writes is not None:
         with folder:
-            folder.append_line(JOURNAL, writes)
+            append_line(folder.path / JOURNAL, writes)
     return folder
 
 
@@ -51,14 +51,14 @@ def test_results_of_other_data_are_set_aside_and_said(tmp_path):
     for number in (1, 2):
         with open_aging(tmp_path, data[number]) as folder:
             assert not folder.is_resumed
-            assert folder.read_lines(JOURNAL) == []
-            folder.append_line(JOURNAL, f"of {number}")
+            assert read_lines(folder.path / JOURNAL) == []
+            append_line(folder.path / JOURNAL, f"of {number}")
             (tmp_path / "verify").mkdir()
     with open_aging(tmp_path, data[3]) as folder:
         assert folder.set_aside == (
             "earlier results are set aside as trials-2.jsonl, verify-2 (changed: data.a.h5.n_bytes 2 → 3)"
         )
-        folder.append_line(JOURNAL, "of 3")
+        append_line(folder.path / JOURNAL, "of 3")
     assert [(tmp_path / f"trials-{number}.jsonl").read_text() for number in (1, 2)] == ["of 1\n", "of 2\n"]
     with open_aging(tmp_path, data[3]) as folder:
         assert folder.set_aside is None
@@ -67,7 +67,7 @@ def test_results_of_other_data_are_set_aside_and_said(tmp_path):
 def test_what_was_set_aside_is_said_by_the_first_run_that_has_a_result(tmp_path):
     """An edit that breaks the model moves the rows away."""
     with open_aging(tmp_path) as folder:
-        folder.append_line(JOURNAL, "one")
+        append_line(folder.path / JOURNAL, "one")
     with open_aging(tmp_path, 2) as folder:
         folder.state_fingerprint({**PARTS, "data": 2})
     with open_aging(tmp_path) as folder:
@@ -84,7 +84,7 @@ def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
 
 def test_what_does_not_age_is_refused_whatever_else_changed(tmp_path):
     with open_aging(tmp_path) as folder:
-        folder.append_line(JOURNAL, "one")
+        append_line(folder.path / JOURNAL, "one")
     with pytest.raises(RunFolderError, match=r"changed: data.*machine m1 → m2"):
         open_aging(tmp_path, 2, machine="m2")
     assert read_lines(tmp_path / JOURNAL) == ["one"]
@@ -94,7 +94,7 @@ def test_a_fingerprint_that_is_stated_later_is_the_one_that_counts(tmp_path):
     """Data that the first search fetched are there from the start of the second one."""
     with open_aging(tmp_path, 0) as folder:
         folder.state_fingerprint({**PARTS, "data": 9})
-        folder.append_line(JOURNAL, "one")
+        append_line(folder.path / JOURNAL, "one")
     with open_aging(tmp_path, 9) as folder:
         assert folder.is_resumed
 
@@ -110,16 +110,16 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path):
 def test_a_killed_holder_leaves_the_folder_free(tmp_path):
     code = (
         "import os, signal\n"
-        "from fulltilt.records.run_folder import RunFolder\n"
+        "from fulltilt.records.run_folder import RunFolder, append_line\n"
         "parts = {'config': 'c1', 'machine': 'm1'}\n"
         "folder = RunFolder(path, fingerprint_parts=parts, command='tune', results=['trials.jsonl'])\n"
-        "folder.append_line('trials.jsonl', 'one')\n"
+        "append_line(folder.path / 'trials.jsonl', 'one')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert run_python(code, tmp_path) == ("", -9)
     with open_run(tmp_path) as folder:
         assert folder.is_resumed
-        assert folder.read_lines(JOURNAL) == ["one"]
+        assert read_lines(folder.path / JOURNAL) == ["one"]
 
 
 def test_a_torn_last_line_is_left_out_and_then_cut_off(tmp_path):
