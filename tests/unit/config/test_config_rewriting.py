@@ -167,15 +167,6 @@ def test_refused_and_the_file_is_untouched(write, text, changes, said):
     assert file.read_text() == text
 
 
-def test_a_link_stays_a_link(write, tmp_path):
-    file = write(GUIDE_001)
-    link = tmp_path / "link.yaml"
-    link.symlink_to(file)
-    write_settings(link, {"data.batch_size": 8})
-    assert link.is_symlink()
-    assert load_config(file).data.batch_size == 8
-
-
 TEXTS = st.sampled_from([GUIDE_000, GUIDE_001, "lr: [1, 2]\n", "speed: {compile: true}"])
 CHANGES = st.fixed_dictionaries(
     {},

@@ -92,21 +92,17 @@ def test_children_of_threads_are_found():
         assert len(read_process_tree(process.pid, search_session=False)) == 2
 
 
-def test_gone_processes_read_as_nothing():
+def test_processes_that_ended_read_as_nothing():
     process = subprocess.Popen(["true"])
+    while ") Z " not in Path(f"/proc/{process.pid}/stat").read_text():
+        time.sleep(0.01)
+    assert read_process_tree_memory(process.pid).rss_bytes == 0
     process.wait()
     assert read_process_tree(process.pid) == ()
     assert read_process_tree_memory(process.pid).n_processes == 0
     assert read_rss_bytes(process.pid) is None
     watchdog = MemoryWatchdog(process.pid, 1)
     assert (watchdog.check(), watchdog.peak_bytes) == (None, 0)
-
-
-def test_zombie_has_no_memory():
-    with subprocess.Popen(["true"]) as process:
-        while ") Z " not in Path(f"/proc/{process.pid}/stat").read_text():
-            time.sleep(0.01)
-        assert read_process_tree_memory(process.pid).rss_bytes == 0
 
 
 def test_processes_that_come_and_go_meanwhile_do_no_harm():
