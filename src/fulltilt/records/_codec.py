@@ -60,7 +60,12 @@ def loads(cls: type[T], text: str | bytes) -> T:
 
 @functools.cache
 def _list_fields(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls))
+    """List the fields, those that the class inherits behind its own."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    inherited = {
+        field.name for base in filter(dataclasses.is_dataclass, cls.__mro__[1:]) for field in dataclasses.fields(base)
+    }
+    return tuple(sorted(names, key=inherited.__contains__))
 
 
 @functools.cache
