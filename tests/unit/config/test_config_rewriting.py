@@ -71,22 +71,6 @@ def test_a_flat_file_keeps_its_spelling(write):
     assert {key: flatten(config.to_values())[key] for key in changes} == changes
 
 
-def test_sections_of_other_projects_are_used(write):
-    file = write(GUIDE_001)
-    diff = write_settings(
-        file,
-        {"data.batch_size": 2048, "speed.precision": "bf16", "optim.lr": 0.0002, "speed.accumulate": 2},
-        note="chosen by fulltilt tune",
-    )
-    assert list_added(diff) == [
-        "  batch_size: 2048      # or 8192",
-        "  use_amp: bf16         # required",
-        "  learning_rate: 0.0002 # by the sqrt rule",
-        "  accumulate: 2  # chosen by fulltilt tune",
-    ]
-    assert load_config(file).speed.accumulate == 2
-
-
 def test_a_value_already_there_changes_nothing(write):
     file = write(GUIDE_001)
     before = file.stat().st_mtime_ns
@@ -108,6 +92,11 @@ def test_a_value_already_there_changes_nothing(write):
         (
             "gpu:\n    accumulate: «4→5»  # STL-10\n    cudnn_benchmark: true\n«→    compile: true\n»",
             {"speed.accumulate": 5, "speed.compile": True},
+        ),
+        (
+            "training:\n  use_amp: «true→bf16»   # required\n  learning_rate: «3e-4→0.0002» # sqrt\n"
+            "«→  accumulate: 2  # noted\n»data: {}\n",
+            {"speed.precision": "bf16", "optim.lr": 0.0002, "speed.accumulate": 2},
         ),
         ("data:\n  batch_size: 8«→\n  num_workers: 2\n»", {"data.num_workers": 2}),
         ("data:\n  batch_size: 8«→\nspeed:\n  compile: true\n»", {"speed.compile": True}),
