@@ -60,8 +60,17 @@ class CommandParser(argparse.ArgumentParser):
             return super().parse_known_args(self._words, namespace)
         parsed, unknown = super().parse_known_args(self._put_flags_last(self._words), namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(self._find_unknown(unknown))}")
         return parsed, unknown
+
+    def _find_unknown(self, unknown: Sequence[str]) -> list[str]:
+        """Return the unknown words as they were typed, each flag with what looks like its value."""
+        flags = [word for word in unknown if _FLAG.match(word)]
+        return [
+            word
+            for before, word in itertools.pairwise(["", *self._words])
+            if word in unknown or (before in flags and not _FLAG.match(word) and not _is_no_list_value(word))
+        ]
 
     def _put_flags_last(self, words: list[str]) -> list[str]:
         """Return the words with flags and their values behind the others; ``--budget -5s`` becomes ``--budget=-5s``."""

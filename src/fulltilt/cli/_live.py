@@ -32,7 +32,12 @@ PICK_NAMES = {
     "efficiency": "most per GiB",
     "memory": "least memory",
 }
-STAGES = {"configured": "building the run", "built": "warming up"}
+STAGES = {
+    "configured": "building the run",
+    "built": "warming up",
+    "measuring": "{n_steps} steps taken",
+    "rehearsing": "rehearsing its {part}",
+}
 
 
 @contextlib.contextmanager
@@ -85,7 +90,8 @@ class LiveTable:
             case progress.TrialStarted():
                 self._running, self._running_since_s, self._stage = event, self._clock(), "starting"
             case progress.TrialProgressed():
-                self._stage = _describe_stage(event)
+                stage = STAGES.get(str(event.values.get("stage")), "under way")
+                self._stage = stage.format(**{"n_steps": 0, "part": "", **event.values})
             case progress.TrialDone():
                 self._take(event)
             case progress.TrialCut():
@@ -186,16 +192,6 @@ def _choose_picks(
     except NoPlanError:
         return ()
     return tuple((name, pick.trial) for name in PICK_NAMES if (pick := getattr(picks, name)) is not None)
-
-
-def _describe_stage(event: progress.TrialProgressed) -> str:
-    match event.values.get("stage"):
-        case "measuring":
-            return f"{event.values.get('n_steps', 0)} steps taken"
-        case "rehearsing":
-            return f"rehearsing its {event.values.get('part')}"
-        case stage:
-            return STAGES.get(str(stage), "under way")
 
 
 def _fit(text: str, style: str = "") -> Text:

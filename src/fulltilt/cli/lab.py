@@ -1,12 +1,25 @@
 """``fulltilt lab submit --local | list | logs | cancel``: run a grid of experiments over this machine's devices."""
 
-import argparse
-import importlib.util
+from __future__ import annotations
 
-from fulltilt.cli._shared import add_config_arguments
-from fulltilt.errors import RunFolderError, StorageError, UsageError
+import argparse
+import contextlib
+import difflib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fulltilt.cli._shared import add_config_arguments, build_console, write_json
+from fulltilt.errors import RunFolderError, StorageError, UsageError, strip_control_codes
+
+if TYPE_CHECKING:
+    from fulltilt.lab.records import Experiment
+    from fulltilt.lab.store import Store
 
 DEFAULT_LAB = "runs/lab"
+LINE_BYTES = 1 << 20  # of a log at a time: a line without end takes no more memory than this
+N_NEAREST = 3  # ids that an unknown one is answered with
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +52,76 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run one action and return its exit code."""
     if importlib.util.find_spec("sqlalchemy") is None:
         raise UsageError("the lab keeps its queue with SQLAlchemy, which is not installed; pip install 'fulltilt[lab]'")
-    from fulltilt.cli import _lab_actions as actions
-
     try:
-        return getattr(actions, f"run_{args.action}")(args)
+        if args.action == "submit":
+            from fulltilt.cli._lab_submit import run_submit
+
+            return run_submit(args)
+        from fulltilt.lab.store import open_store
+
+        with contextlib.closing(open_store(Path(args.lab))) as store:
+            return {"list": _run_list, "logs": _run_logs, "cancel": _run_cancel}[args.action](args, store)
     except (RunFolderError, StorageError) as error:  # the run folder's own flag is another one
         raise type(error)(str(error).replace("--out", "--lab")) from error
+
+
+def _run_list(args: argparse.Namespace, store: Store) -> int:
+    from fulltilt.lab import listing
+    from fulltilt.lab.states import OWNED
+
+    lab, found = Path(args.lab), store.read_experiments()
+    write_json(args.json, listing.build_document(lab, found))
+    if args.json == "-":
+        return 0
+    console = build_console()
+    console.print(f"experiments in {lab}: {listing.describe_counts(found) or 'none yet'}")
+    console.print(listing.build_table(lab, found, n_rows=None if args.verbose else listing.N_ROWS))
+    if orphans := [experiment.id for experiment in found if experiment.state in OWNED]:
+        from fulltilt.lab.cancelling import is_held
+
+        if not is_held(lab):
+            console.print(f"nobody looks after {', '.join(orphans)} any more; the same submit goes on", style="yellow")
+    if len(found) > listing.N_ROWS and not args.verbose:
+        console.print(f"{len(found) - listing.N_ROWS} more: --verbose")
+    return 0
+
+
+def _run_logs(args: argparse.Namespace, store: Store) -> int:
+    from fulltilt.lab.local import LOG, find_out_dir
+
+    experiment = _find(args, store)
+    path = find_out_dir(Path(args.lab), experiment.id) / LOG
+    if not path.is_file():
+        raise UsageError(f"{experiment.id} is {experiment.state} and has printed nothing yet")
+    with path.open("rb") as stream:
+        while line := stream.readline(LINE_BYTES):
+            text = line.decode(errors="replace")
+            sys.stdout.write(strip_control_codes(text) if sys.stdout.isatty() else text)
+    return 0
+
+
+def _run_cancel(args: argparse.Namespace, store: Store) -> int:
+    from fulltilt.lab.cancelling import cancel
+    from fulltilt.lab.listing import describe_point
+    from fulltilt.lab.states import OVER
+
+    experiment = _find(args, store)
+    if experiment.state in OVER:
+        raise UsageError(f"{experiment.id} is over already ({experiment.state}); there is nothing to cancel")
+    ended = cancel(Path(args.lab), store, experiment.id)
+    what = "is cancelled" if ended.state == "cancelled" else f"was faster: it has {ended.state}"
+    build_console().print(f"{ended.id} ({describe_point(ended)}) {what}")
+    return 0
+
+
+def _find(args: argparse.Namespace, store: Store) -> Experiment:
+    id = f"e{args.id}" if args.id.isdigit() else args.id
+    found = {experiment.id: experiment for experiment in store.read_experiments()}
+    if id not in found:
+        near = difflib.get_close_matches(id, found, n=N_NEAREST, cutoff=0.0)
+        known = f"did you mean {' or '.join(near)}? fulltilt lab list names all {len(found)}"
+        raise UsageError(f"no experiment {id!r} in {args.lab}; {known if near else 'there are none yet'}")
+    return found[id]

@@ -1,6 +1,5 @@
 """Define the configuration as a frozen pydantic model, whose fields of levers come from the catalogue."""
 
-import functools
 import hashlib
 import json
 import typing
@@ -270,14 +269,9 @@ def _check_lever_value(lever: Lever, value: Any) -> Any:
     try:
         if isinstance(value, bool) and not admits(lever.type, bool, Any):
             raise ValueError
-        return _adapter(lever.name).validate_python(value)
+        return TypeAdapter(lever.type).validate_python(value)
     except ValueError:
         raise ValueError(f"{lever.name}: {value!r}: expected {describe_type(lever.type)}") from None
-
-
-@functools.cache
-def _adapter(lever_name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(load_catalogue()[lever_name].type)
 
 
 def _lever_fields(section: str) -> dict[str, Any]:

@@ -32,17 +32,15 @@ def write_settings(
     *,
     note: str | None = None,
     replaces: str | None = None,
-    out: str | Path | None = None,
 ) -> str:
-    """Write ``changes`` (by canonical key) into the file ``path``, or into a copy of it.
+    """Write ``changes`` (by canonical key) into the file ``path``.
 
     A key that the file already sets changes where it stands, in the spelling used there; another is added to the
-    section it belongs to, with ``note`` as its comment. The user's comments stay.
+    section it belongs to, with ``note`` as the comment of its line. The user's comments stay.
 
     Args:
         replaces: A pattern of notes that earlier calls wrote: a comment that is one and nothing else becomes ``note``,
             so that no old figure stands beside a new value.
-        out: The file to write; ``None``: ``path`` itself.
 
     Returns:
         A unified diff, empty when every key already had its value.
@@ -63,12 +61,10 @@ def write_settings(
         new = re.sub(rf"(?m)  # {replaces}(?=\r?$)", lambda _: _comment(note), new)
     if new != old:
         _verify(old, new, changes, str(path))
-    target = Path(out) if out is not None else Path(path)
-    if new != old or target.resolve() != Path(path).resolve():
-        check_writable(target)
+        check_writable(path)
         has_bom = Path(path).read_bytes().startswith(BOM.encode())
-        write_atomic(target.resolve(), (BOM if has_bom else "") + new)
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), str(target), lineterm="")
+        write_atomic(Path(path), (BOM if has_bom else "") + new)
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), str(path), str(path), lineterm="")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -152,6 +148,9 @@ def _add_key(text: str, tree: Branch, key: str, value: Any, note: str | None) ->
     branch, names = tree, key.split(".")
     while len(names) > 1 and (found := _find_branch(branch, names[0])):
         branch, names = found, names[1:]
+    empty = next((item for item in branch.items if len(names) > 1 and item.key == names[0]), None)
+    if branch is not tree and empty:
+        return _fill_section(text, empty, *_nest(names[1:], value), note)
     if branch is not tree or len(names) == 1:
         return _add_to_branch(text, branch, *_nest(names, value), note)
     if tree.is_flow:
@@ -161,13 +160,10 @@ def _add_key(text: str, tree: Branch, key: str, value: Any, note: str | None) ->
     home = next(filter(None, (_find_branch(tree, name) for name in foreign)), tree if _is_flat(tree) else None)
     if home and bare and bare.keys == (key,):
         return _add_to_branch(text, home, names[-1], value, note)
-    for item in tree.items:
-        if item.key == names[0]:  # an empty section: ``speed:`` or ``speed: {}``
-            return _replace_value(text, item, format_yaml(_nest(names, value)[1]))
-    newline = _newline_of(text)
-    body = text if text.endswith(("\n", "\r")) or not text else text + newline
-    name, inner = _nest(names[1:], value)
-    return f"{body}{names[0]}:{newline}  {name}: {format_yaml(inner)}{_comment(note)}{newline}"
+    if empty:
+        return _fill_section(text, empty, *_nest(names[1:], value), note)
+    body = text if text.endswith(("\n", "\r")) or not text else text + _newline_of(text)
+    return _insert_line(f"{body}{names[0]}:", len(body), 2, *_nest(names[1:], value), note)
 
 
 def _is_flat(tree: Branch) -> bool:
@@ -183,18 +179,32 @@ def _find_branch(tree: Branch, name: str) -> Branch | None:
     return next((value for value in found if isinstance(value, Branch) and value.items), None)
 
 
+def _fill_section(text: str, item: Item, name: str, value: Any, note: str | None) -> str:
+    """Add the first key of an empty section, ``speed:`` or ``speed: {}``, on a line of its own."""
+    if item.is_flow:
+        return _replace_value(text, item, format_yaml({name: value}))
+    text = text[: item.start].rstrip(" ") + text[item.end :] if item.start < item.end else text
+    return _insert_line(text, item.key_end, _read_indent(text, item) + 2, name, value, note)
+
+
 def _add_to_branch(text: str, branch: Branch, name: str, value: Any, note: str | None) -> str:
     last = branch.items[-1]
     if branch.is_flow:
         end = max(last.end, last.key_end)
         return f"{text[:end]}, {name}: {format_yaml(value, is_flow=True)}{text[end:]}"
-    line_start = text.rfind("\n", 0, branch.items[0].key_start) + 1
-    indent = " " * (branch.items[0].key_start - line_start)
-    line = f"{indent}{name}: {format_yaml(value)}{_comment(note)}{_newline_of(text)}"
-    line_end = text.find("\n", max(last.key_end + 1, last.end if last.start < last.end else 0))
-    if line_end < 0:
-        return f"{text}{_newline_of(text)}{line}"
-    return f"{text[: line_end + 1]}{line}{text[line_end + 1 :]}"
+    end = max(last.key_end + 1, last.end if last.start < last.end else 0)
+    return _insert_line(text, end, _read_indent(text, branch.items[0]), name, value, note)
+
+
+def _insert_line(text: str, place: int, indent: int, name: str, value: Any, note: str | None) -> str:
+    """Insert a key behind the line that ``place`` lies in."""
+    line = f"{' ' * indent}{name}: {format_yaml(value)}{_comment(note)}{_newline_of(text)}"
+    at = text.find("\n", place) + 1
+    return f"{text[:at]}{line}{text[at:]}" if at else f"{text}{_newline_of(text)}{line}"
+
+
+def _read_indent(text: str, item: Item) -> int:
+    return item.key_start - text.rfind("\n", 0, item.key_start) - 1
 
 
 def _nest(names: list[str], value: Any) -> tuple[str, Any]:

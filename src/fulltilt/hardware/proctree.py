@@ -20,6 +20,9 @@ PR_SET_CHILD_SUBREAPER = 36
 # These two remove shared memory names when the last process that used them is gone; killing them would leak the names.
 CLEANERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 CLEANER_GRACE_S = 5.0
+PATIENCE_S = 10.0  # for processes that were killed
+EXEC_GRACE_S = 1.0  # a forked process that is younger may be about to become a cleaner
+_PF_FORKNOEXEC = 0x40  # of the flags in /proc/PID/stat: forked, and no exec since
 
 _STOPPED_STATES = "TtZX"  # stopped by a signal or a debugger, dead and not waited for
 _STATES = {
@@ -75,8 +78,7 @@ def become_subreaper() -> None:
 
 def read_process(pid: int, root: Root = "/") -> ProcessEntry | None:
     """Read one process; None when it is gone. Cost: 20 µs."""
-    # The command name stands in parentheses and may itself hold any character.
-    fields = (read_text(root, f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    fields = _read_stat(pid, root)
     if len(fields) < 4:
         return None
     return ProcessEntry(
@@ -87,6 +89,11 @@ def read_process(pid: int, root: Root = "/") -> ProcessEntry | None:
         cpu_ticks=sum(map(int, fields[11:13])),
         children_cpu_ticks=sum(map(int, fields[13:15])),
     )
+
+
+def _read_stat(pid: int, root: Root) -> list[str]:
+    """Return what follows the command name, which stands in parentheses and may itself hold any character."""
+    return (read_text(root, f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
 
 
 def read_processes(root: Root = "/") -> list[ProcessEntry]:
@@ -167,9 +174,9 @@ def find_members(session: int) -> list[int]:
     return sorted(members)
 
 
-def kill_session(session: int, *, patience_s: float = 5.0) -> list[int]:
+def kill_session(session: int) -> list[int]:
     """End every process of a session and return those that were seen; for use when its parent is gone."""
-    return _kill_all(lambda: find_members(session), patience_s=patience_s, grace_s=0.0)
+    return _kill_all(lambda: find_members(session), grace_s=0.0)
 
 
 def run_in_session(command: Sequence[str | Path], *, grace_s: float, **streams: Any) -> int:
@@ -205,32 +212,50 @@ def find_marked(mark: str) -> list[int]:
     return [pid for pid in living if mark in (read_text("/", f"/proc/{pid}/environ") or "").split("\0")]
 
 
-def kill_marked(mark: str, *, patience_s: float = 10.0) -> list[int]:
+def kill_marked(mark: str) -> list[int]:
     """End every process with this mark, in any session, and return those that were seen."""
-    return _kill_all(lambda: find_marked(mark), patience_s=patience_s, grace_s=CLEANER_GRACE_S)
+    return _kill_all(lambda: find_marked(mark), grace_s=CLEANER_GRACE_S)
 
 
-def _kill_all(find: Callable[[], list[int]], *, patience_s: float, grace_s: float) -> list[int]:
-    """Kill what ``find`` returns until that is nothing or ``patience_s`` have passed; cleaners after ``grace_s``."""
+def _kill_all(find: Callable[[], list[int]], *, grace_s: float) -> list[int]:
+    """Kill what ``find`` returns until that is nothing or it has been tried for long; cleaners after ``grace_s``."""
     seen: set[int] = set()
     start = time.monotonic()
     while pids := find():
         seen.update(pids)
         waited_s = time.monotonic() - start
         kill_processes(pids, spare_cleaners=waited_s < grace_s)
-        if waited_s > patience_s:
+        if waited_s > PATIENCE_S:
             break
         time.sleep(0.01)
     return sorted(seen)
 
 
 def kill_processes(pids: list[int], *, spare_cleaners: bool = False) -> None:
-    """Kill processes; those that are gone, or belong to others, are passed over."""
+    """Kill processes; those that are gone, or belong to others, are passed over.
+
+    With ``spare_cleaners`` the caller looks again: what was forked just now is spared until it shows what it is.
+    """
     for pid in pids:
-        if spare_cleaners and any(name in (read_text("/", f"/proc/{pid}/cmdline") or "") for name in CLEANERS):
+        if spare_cleaners and _is_cleaner(pid):
             continue
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+
+
+def _is_cleaner(pid: int) -> bool:
+    """Return whether a process is a cleaner, or is about to become one as far as can be told.
+
+    Between fork and exec a process shows the command line of its parent, and during exec none. A leader of a session
+    was forked to be one, as a trial is, and waits for no exec.
+    """
+    words, fields = read_text("/", f"/proc/{pid}/cmdline") or "", _read_stat(pid, "/")
+    if any(name in words for name in CLEANERS):
+        return True
+    if len(fields) < 20 or fields[0] in "ZX" or int(fields[3]) == pid:
+        return False
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return age_s < EXEC_GRACE_S and (not words or bool(int(fields[6]) & _PF_FORKNOEXEC))
 
 
 def remove_shared_segments(pids: set[int], folder: Path = Path("/dev/shm")) -> list[str]:

@@ -28,7 +28,7 @@ from fulltilt.infer.targets import (
 )
 from fulltilt.infer.training import RESULTS, describe_training, find_training, run_training
 from fulltilt.records import VERSION, Machine, decode, encode
-from fulltilt.records.run_folder import RunFolder
+from fulltilt.records.run_folder import RunFolder, append_line, read_lines
 
 HISTORY, LOG = "history.jsonl", "measuring.log"
 
@@ -174,14 +174,14 @@ def run_check(
 def append_history(folder: RunFolder, result: CheckResult) -> None:
     line = encode(result)
     line.pop("machine")
-    folder.append_line(HISTORY, json.dumps(line, ensure_ascii=False))
+    append_line(folder.path / HISTORY, json.dumps(line, ensure_ascii=False))
 
 
 def read_previous(folder: RunFolder, result: CheckResult) -> dict[str, float]:
     """Return what the previous check of the same weights, device and load measured for each target."""
     found: dict[str, float] = {}
     now = _name_measured(encode(result))
-    for text in folder.read_lines(HISTORY):
+    for text in read_lines(folder.path / HISTORY):
         line = json.loads(text)
         if _name_measured(line) == now:
             found |= {target["name"]: target["measured"] for target in line["targets"]}

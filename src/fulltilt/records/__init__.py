@@ -17,7 +17,7 @@ from fulltilt.records.events import (
     StepsDone,
 )
 from fulltilt.records.machine import Device, Machine, Roof
-from fulltilt.records.measurement import PHASES, Measurement, PhasesMs, format_rate
+from fulltilt.records.measurement import PHASES, Figures, Measurement, PhasesMs, format_rate
 from fulltilt.records.outcome import Evidence, classify_outcome
 from fulltilt.records.plan import Plan
 from fulltilt.records.sizes import format_bytes, format_gib

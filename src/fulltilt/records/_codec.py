@@ -60,7 +60,12 @@ def loads(cls: type[T], text: str | bytes) -> T:
 
 @functools.cache
 def _list_fields(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls))
+    """List the fields, those that the class inherits behind its own."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    inherited = {
+        field.name for base in filter(dataclasses.is_dataclass, cls.__mro__[1:]) for field in dataclasses.fields(base)
+    }
+    return tuple(sorted(names, key=inherited.__contains__))
 
 
 @functools.cache
@@ -72,7 +77,10 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
     if hint is Any:
         return data
     if hasattr(hint, "from_json"):
-        return hint.from_json(data)
+        try:
+            return hint.from_json(data)
+        except KeyError as missing:
+            raise ValueError(f"{where}.{missing.args[0]} is missing") from None
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _decode_union(args, data, where)

@@ -21,15 +21,14 @@ class PhasesMs:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
-    """The figures of one trial with their spread. A probe leaves None what it did not run."""
+class Figures:
+    """What was measured of one trial. A probe leaves None what it did not run."""
 
-    phases_ms: PhasesMs | None
-    samples_per_s: float | None
-    samples_per_s_ci95: tuple[float, float] | None
-    block_samples_per_s: tuple[float, ...]  # one figure per timed block: the unit of replication
-    n_steps: int  # timed optimizer steps
-    n_warmup_steps: int
+    phases_ms: PhasesMs | None = None
+    samples_per_s: float | None = None
+    samples_per_s_ci95: tuple[float, float] | None = None
+    block_samples_per_s: tuple[float, ...] = ()  # one figure per timed block: the unit of replication
+    n_steps: int = 0  # timed optimizer steps
     receive_ms: float | None = None  # loader probes with workers: one next() of a full queue, in the main process
     first_step_s: float | None = None  # build of kernels, compile, worker start
     gpu_utilization_pct: float | None = None
@@ -41,17 +40,24 @@ class Measurement:
     flops_coverage_pct: float | None = None  # share of the step's operator calls whose FLOPs are known
     cpu_pressure_pct: float | None = None  # PSI "some", over the timed blocks
     steal_pct: float | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
-    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()  # contended blocks, a warm-up that did not end: what doubts the figure
     observed: dict[str, Any] = dataclasses.field(default_factory=dict)  # lever → value read back inside the run
+    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def device_memory_peak_gib(self) -> float | None:
         """Peak memory of the device used: reserved by the allocator on a GPU, of the process tree on a CPU."""
         reserved_gib = self.memory_reserved_peak_gib
         return reserved_gib if reserved_gib is not None else self.memory_rss_peak_gib
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement(Figures):
+    """What a trial process answers: its figures, its warm-up and its losses."""
+
+    n_warmup_steps: int
+    first_loss: float | None = None
+    last_loss: float | None = None
 
 
 def format_rate(per_s: float) -> str:

@@ -82,13 +82,6 @@ class RunFolder:
             os.close(self._lock)
             self._lock = -1
 
-    def append_line(self, name: str, line: str) -> None:
-        """Append one line durably: it is on the disk when this returns, or StorageError is raised."""
-        append_line(self.path / name, line)
-
-    def read_lines(self, name: str) -> list[str]:
-        return read_lines(self.path / name)
-
     def state_fingerprint(self, parts: Mapping[str, Any]) -> None:
         """Write what the results that will lie here depend on; for a folder that holds none yet."""
         mine: dict[str, Any] = {"command": self._command, "fingerprint": compute_fingerprint(parts)}
@@ -110,8 +103,8 @@ class RunFolder:
             if is_same_command and found.get("fingerprint") == compute_fingerprint(parts):
                 return True
             change = _describe_change(earlier, parts)
-            lasting = [compute_fingerprint(_leave_out(each, aging)) for each in (earlier, parts)]
-            if not is_same_command or lasting[0] != lasting[1]:
+            old, new = ({name: each[name] for name in each if name not in aging} for each in (earlier, parts))
+            if not is_same_command or compute_fingerprint(old) != compute_fingerprint(new):
                 raise RunFolderError(
                     f"{self.path} holds the results of another run ({change}); give another folder with --out, or "
                     "remove this one"
@@ -216,7 +209,7 @@ def open_atomic(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line and sync it. A torn line left by a crash is cut off first.
+    """Append one line and sync it to the disk. A torn line left by a crash is cut off first.
 
     Raises:
         StorageError: no space; what this call wrote of the line is taken back.
@@ -275,10 +268,6 @@ def _storage_errors(path: Path) -> Iterator[None]:
         if error.errno in _UNWRITABLE:
             raise StorageError(f"{path} cannot be written ({error.strerror}); give another place with --out") from error
         raise
-
-
-def _leave_out(parts: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in parts.items() if name not in names}
 
 
 def _describe_change(found: Mapping[str, Any], mine: Mapping[str, Any]) -> str:

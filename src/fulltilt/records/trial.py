@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from fulltilt.records.measurement import PhasesMs
+from fulltilt.records.measurement import Figures
 from fulltilt.records.plan import Plan
 
 Status = Literal["ok", "out_of_memory", "timeout", "error", "skipped"]
@@ -67,7 +67,7 @@ class TrialRequest:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class Trial(Figures):
     """One row of ``trials.jsonl`` and of the JSON contract."""
 
     id: str
@@ -81,32 +81,7 @@ class Trial:
     n_devices: int = 1
     batch_size_per_device: int = 0
     effective_batch_size: int = 0
-    phases_ms: PhasesMs | None = None
-    samples_per_s: float | None = None
-    samples_per_s_ci95: tuple[float, float] | None = None
-    receive_ms: float | None = None  # loader probes with workers: one next() of a full queue, in the main process
-    block_samples_per_s: tuple[float, ...] = ()
-    gpu_utilization_pct: float | None = None
-    memory_allocated_peak_gib: float | None = None
-    memory_reserved_peak_gib: float | None = None
-    memory_rss_peak_gib: float | None = None
-    memory_peak_part: str | None = None  # the fullest of steps, largest samples, evaluation, checkpoint
-    first_step_s: float | None = None
-    flops_per_sample: float | None = None
-    flops_coverage_pct: float | None = None
-    cpu_pressure_pct: float | None = None
-    steal_pct: float | None = None
-    n_steps: int = 0
     seconds: float = 0.0
-    notes: tuple[str, ...] = ()
-    observed: dict[str, Any] = dataclasses.field(default_factory=dict)
-    null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    @property
-    def device_memory_peak_gib(self) -> float | None:
-        """Peak memory of the device used: reserved by the allocator on a GPU, of the process tree on a CPU."""
-        reserved_gib = self.memory_reserved_peak_gib
-        return reserved_gib if reserved_gib is not None else self.memory_rss_peak_gib
 
     @property
     def is_busy(self) -> bool:
@@ -122,4 +97,7 @@ def find_damage(trial: Trial) -> str | None:
         value = getattr(trial, name)
         if value is not None and not least <= value <= 1e15:
             return f"{name} is {value:g}, which nothing takes or reaches"
+    rate, blocks = trial.samples_per_s, trial.block_samples_per_s
+    if rate and blocks and not min(blocks) * (1 - 1e-9) <= rate <= max(blocks) * (1 + 1e-9):
+        return f"samples_per_s is {rate:g}, which is no mean of its blocks ({min(blocks):g} to {max(blocks):g})"
     return None

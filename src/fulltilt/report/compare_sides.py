@@ -184,6 +184,9 @@ def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:
     machine = document["machine"]
     rows = [row for row in (*document["trials"], *document.get("repeats", ())) if _is_whole_run(row)]
     picks = {name: pick for name, pick in document["picks"].items() if pick}
+    rates = {row["id"]: row["samples_per_s"] for row in rows}
+    if changed := [name for name, pick in picks.items() if rates.get(pick["id"]) != pick["samples_per_s"]]:
+        raise ValueError(f"no row has the id and the rate of the pick {changed[0]}")
     by_plan: dict[str, list[float]] = {}
     for row in rows:
         by_plan.setdefault(json.dumps(row["plan"], sort_keys=True), []).append(row["samples_per_s"])

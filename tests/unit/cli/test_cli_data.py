@@ -34,6 +34,10 @@ def test_inspect_prints_tables_and_a_command_that_works(path, tmp_path, capsys):
     for word in ("input", "(800, 64, 4)", "gzip", "rows/s", "random batches", "whole blocks, shuffled", "in order"):
         assert word in out
     assert "warm figures" in out or "cannot be told" in out
+    # 4 % of a file of 7 GB made its random batches slower than single rows that were read after them.
+    for cached_pct, said in ((100.0, "these are warm figures"), (96.0, "the figures are partly cold, the first most")):
+        report = types.SimpleNamespace(reader="mapped", cached_before_pct=cached_pct)
+        assert said in describe_cache(report, is_cold=False)
     (command,) = find_commands(out)
     assert run_command(command) == 0
     said = capsys.readouterr().out
@@ -125,22 +129,11 @@ def test_the_advice_of_inspect_followed_to_the_letter_leaves_nothing_to_advise(t
 
 
 def test_what_is_small_has_a_size_too(tmp_path, capsys):
-    file = tmp_path / "s.h5"
-    assert run_command(["data", "make", str(file), "--n-samples", "5", "--n-sensors", "20"]) == 0
-    made = capsys.readouterr().out
-    assert "5 synthetic events of 20 sensors, " in made
-    assert run_command(["data", "inspect", str(file), "--seconds", "0.01"]) == 0
-    inspected = capsys.readouterr().out
-    assert run_command(["data", "repack", str(file), str(tmp_path / "t.h5")]) == 0
-    for said in (made, inspected, capsys.readouterr().out):
+    file = str(tmp_path / "s.h5")
+    for words in (["make", file, "--n-samples", "5", "--n-sensors", "20"], ["inspect", file, "--seconds", "0.01"],
+                  ["repack", file, str(tmp_path / "t.h5")]):  # fmt: skip
+        assert run_command(["data", *words]) == 0
+        said = capsys.readouterr().out
         assert "KiB" in said
         assert re.search(r"\b0\.0+ [KMGT]iB", said) is None  # a spread may be ± 0.0 %
-
-
-@pytest.mark.parametrize(
-    ("cached_pct", "said"), [(100.0, "these are warm figures"), (96.0, "the figures are partly cold, the first most")]
-)
-def test_figures_of_a_file_that_lay_partly_on_the_disk_are_not_called_warm(cached_pct, said):
-    """4 % of a file of 7 GB made its random batches slower than single rows that were read after them."""
-    report = types.SimpleNamespace(reader="mapped", cached_before_pct=cached_pct)
-    assert said in describe_cache(report, is_cold=False)
+        assert words[0] != "make" or "5 synthetic events of 20 sensors, " in said

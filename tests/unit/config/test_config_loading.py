@@ -15,36 +15,13 @@ def fail(path, overrides=()) -> str:
     return str(error.value)
 
 
-DESIGN = """\
-task: classification                    # a comment
-model: wideresnet(depth=28, width=2)
-data:
-  dataset: cifar10(root=data)
-  transform: {train: "random_crop(32, padding=4) | random_flip | normalize", val: "normalize"}
-  batch_size: 256
-  num_workers: 4
-  pin_memory: true
-optim: {optimizer: sgd, lr: 1e-1, schedule: cosine}
-speed: {precision: bf16, accumulate: 1, compile: false, channels_last: true, cudnn_benchmark: true}
-run: {epochs: 30, device: auto, seed: 42, checkpoint_every: 1 epoch}
-benchmark: {batch_sizes: [64, 128, 256], num_workers_options: [0, 2, 4], steps_per_test: 10, \
-test_mixed_precision: true, test_pin_memory: true}
-targets: {batch_latency_ms: {p99: 100}, memory_gib: 16, samples_per_hour: 10000, response_s: {p95: 2}}
-"""
-
-
-def test_sectioned_file(write):
-    file = write(DESIGN)
+def test_a_sectioned_file_has_its_values_places_and_defaults(write):
+    file = write("data:\n  batch_size: 256\noptim: {lr: 1e-1}\ntargets: {batch_latency_ms: {p99: 100}}\n")
     config = load_config(file)
-    assert (config.data.batch_size, config.optim.lr) == (256, 0.1)
-    assert (config.speed.precision, config.run.epochs) == ("bf16", 30)
-    assert config.data.transform.train == "random_crop(32, padding=4) | random_flip | normalize"
-    assert config.benchmark.batch_sizes == [64, 128, 256]
-    assert config.targets.batch_latency_ms == {"p99": 100.0}
+    assert (config.data.batch_size, config.optim.lr, config.targets.batch_latency_ms) == (256, 0.1, {"p99": 100.0})
     assert (config.base_dir, config.source) == (str(file.parent.resolve()), str(file))
-    assert config.provenance["data.batch_size"] == f"{file}:6"
-    assert config.provenance["optim.lr"] == f"{file}:9"
-    assert config.provenance["run.log_every_n_steps"] == "default"
+    places = [config.provenance[key] for key in ("data.batch_size", "optim.lr", "run.log_every_n_steps")]
+    assert places == [f"{file}:2", f"{file}:3", "default"]
 
 
 GUIDE_000 = """\
@@ -154,12 +131,8 @@ def test_all_problems_come_in_one_error(write):
     ):
         assert expected in text
     assert "precision 'bf61': expected fp32 or tf32 or bf16 or fp16 or auto; did you mean bf16?" in text
-
-
-def test_a_single_problem_carries_its_place(write):
-    file = write("# text\nnum_workers: -1\n")
     with pytest.raises(ConfigError, match="num_workers -1") as error:
-        load_config(file)
+        load_config(write("# text\nnum_workers: -1\n"))
     assert (error.value.file, error.value.line, error.value.key) == (str(file), 2, "data.num_workers")
     assert error.value.exit_code == 2
 
@@ -174,25 +147,19 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "said"),
     [
         ("batch_size: true", "true and false are not numbers"),
-        ("batch_size: 2.5", "batch_size 2.5"),
-        ("batch_size: null", "batch_size null"),
         ("batch_size: many", "expected a whole number"),
         *((f"{name}: 0", f"{name} 0: expected a whole number of at least 1") for name in LEAST_ONE),
         ("lr: .nan", "lr nan"),
         ("lr: 1e400", "lr inf: expected a finite number above 0"),
-        ("lr: -1", "expected a number above 0"),
         ("device: tpu", "tpu is not supported"),
         ("device: cuda:x", "expected auto, cpu, cuda"),
         ("device: []", "with at least 1 entry"),
         ("device: [0, 0]", "twice"),
-        ("device: -1", "device -1"),
         ("pin_memory: maybe", "expected true or false"),
-        ("checkpoint_every: 1", "'1' does not say how often"),
         ("warmup: -3", "warmup -3"),
         ("benchmark: {batch_sizes: [8, 0]}", "batch_sizes [8, 0]"),
         ("benchmark: {batch_sizes: []}", "at least 1 entry"),
         ("benchmark: {levers: {compil: [true]}}", "did you mean compile"),
-        ("benchmark: {levers: {precision: [fp64]}}", "precision: 'fp64'"),
         ("benchmark: {levers: {precision: [auto]}}", "precision: 'auto'"),
         ("targets: {batch_latency_ms: {p98: 1}}", "p50 or p90"),
         ("targets: {batch_latency_ms: 100}", "a mapping"),
@@ -206,18 +173,13 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("dataloader: {train: basic(prefetch=2)}", "did you mean prefetch_factor"),
         ("dataloader: 3", "no loader 'train' can be made of 3"),
         ("dataloader: {train: 'basic(batch_size=x(1))'}", "batch_size x(1) (given as dataloader.train)"),
-        ("device: true", "true and false are not numbers"),
         ("targets: {batch_latency_ms: {p99: true}}", "true and false are not numbers"),
         ("transform: {tran: a}", "did you mean train"),
         ("batch_size: ${data.transform}", "data.transform.train and data.transform.val; name one"),
-        ("<<: 3", "unknown key"),
         ("learning_rate: -1", "lr -1 (given as learning_rate)"),
-        ("lr: []", "empty list"),
         ("lr: !grid []", "empty list"),
         ("benchmark: {batch_sizes: [!grid [1, 2]]}", "grid inside a value"),
         ("lr: [[0.1, 0.2]]", "expected a number"),
-        ("data: [1]", "is a section"),
-        ("a.b.c: 1", "unknown key"),
         ("lr: ${data.batch_siz}", "did you mean"),
         ("lr: ${lr}", "refers to itself: optim.lr → optim.lr"),
         ("lr: ${warmup}\nwarmup: ${lr}", "refers to itself"),
@@ -229,7 +191,6 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("lr: 1\nlr: 2", "stands here and in line 1"),
         ("lr:\t1\n\tx: 2", "spaces"),
         ("lr: !!python/object/apply:os.system [ls]", "unknown tag !!python/object/apply:os.system"),
-        ("lr: !secret 3", "unknown tag !secret"),
         ("lr: !!int abc", "is not int"),
         ("", "is empty"),
         ("- 1\n- 2\n", "holds a list"),
@@ -246,7 +207,6 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("batch_size: 8\n\ndata:\n  batch_size: 16\n", "batch_size in line 1 says 8"),
         ("use_amp: false\nspeed: {precision: bf16}\n", "precision says 'bf16', use_amp in line 1 says false"),
         ("seq_len: 128", "it is an argument of a component, for instance dataset: text(seq_len=…)"),
-        ("data.depth: 2", "it is an argument of a component, for instance model: bilm(depth=…)"),
         ("seed: 4294967296", "run.seed"),
         *((f"run: {{name: '{name}'}}", "names a folder of its own") for name in ("../elsewhere", "a/b", "..", " ")),
         ("run: {promise: {samples_per_s: [0, 1], plan: a, machine: b}}", "promise.samples_per_s 0: "),
@@ -281,18 +241,8 @@ def test_overrides_win_and_say_so(write):
     assert load_config(file, ["lr=0.1", "learning_rate=0.1"]).optim.lr == 0.1
     assert load_config(file, ["lr=1", "run.device=[0, 1]"]).run.device == [0, 1]
     assert load_config(file, ["lr=1", "run.checkpoint_every=null"]).run.checkpoint_every is None
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["data.batchsize=3"], "did you mean batch_size"),
-        (["benchmark.levers.compil=[true]"], "no lever named compil; did you mean compile"),
-        (["lr=0.1", "learning_rate=0.2"], "learning_rate says 0.2, lr says 0.1; keep one"),
-    ],
-)
-def test_refused_overrides(write, words, said):
-    assert said in fail(write("lr: 1"), words)
+    assert "did you mean batch_size" in fail(file, ["data.batchsize=3"])
+    assert "learning_rate says 0.2, lr says 0.1; keep one" in fail(file, ["lr=0.1", "learning_rate=0.2"])
 
 
 @pytest.mark.parametrize(
@@ -353,14 +303,10 @@ def test_one_configuration_refuses_a_grid_with_its_size_and_takes_a_point_that_o
     assert load_config(write(GRID), ["optim.lr=0.5", "data.batch_size=64"]).optim.lr == 0.5
 
 
-def test_every_bad_value_of_a_grid_is_named_once(write):
+def test_every_bad_value_of_a_grid_is_named_once_and_a_grid_without_end_is_refused(write):
     said = fail(write("lr: [0.1, -1, 0]\nbatch_size: [8, 16]\n"))
     assert said.splitlines()[0] == "2 problems:"
-    assert "lr -1" in said
-    assert "lr 0" in said
-
-
-def test_a_grid_without_end_is_refused(write):
+    assert all(part in said for part in ("lr -1", "lr 0"))
     sizes = ", ".join(map(str, range(1, 60)))
     with pytest.raises(ConfigError, match="grid of 205379 points"):
         load_points(write("".join(f"{key}: [{sizes}]\n" for key in ("batch_size", "epochs", "accumulate"))))

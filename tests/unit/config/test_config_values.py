@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.config.strategies import FOLDER_NAMES
 
-from fulltilt.config import Config, apply_plan, config_from_values, load_config, plan_of, schema
+from fulltilt.config import Config, config_from_values, load_config, plan_of, schema
 from fulltilt.config.leaves import LEAVES
 from fulltilt.config.loading import nest
 from fulltilt.errors import ConfigError
@@ -96,25 +96,3 @@ def test_every_lever_has_its_key_and_its_default():
     for lever in load_catalogue().values():
         assert LEAVES[lever.key].default == lever.default
         assert LEAVES[lever.key].doc == lever.summary
-
-
-def test_plan_and_back(write):
-    config = load_config(write("batch_size: 64\nuse_amp: true\n"))
-    plan = plan_of(config)
-    assert (plan["precision"], plan["batch_size"]) == ("auto", 64)
-    chosen = plan.replace(precision="bf16", num_workers=4)
-    changed = apply_plan(config, chosen)
-    assert plan_of(changed) == chosen
-    assert changed.provenance["data.num_workers"] == "plan"
-    assert changed.provenance["data.batch_size"] == config.provenance["data.batch_size"]
-    assert (changed.base_dir, changed.source) == (config.base_dir, config.source)
-    assert apply_plan(config, plan) == config
-
-
-@pytest.mark.parametrize(
-    ("plan", "said"),
-    [({"batch_size": 0}, "batch_size 0: expected a whole number"), ({"batchsize": 1}, "did you mean batch_size")],
-)
-def test_a_plan_with_a_wrong_value_or_lever(plan, said):
-    with pytest.raises(ConfigError, match=said):
-        apply_plan(config_from_values({}, base_dir=""), plan)

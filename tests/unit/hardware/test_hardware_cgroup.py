@@ -93,6 +93,7 @@ def test_limits(plant_groups, groups, mounts, files, limit_bytes, quota_cores, o
     root = plant_groups(groups, mounts, files)
     found = (read_memory_limit_bytes(root), read_cpu_quota_cores(root), read_oom_kills(root))
     assert found == (limit_bytes, quota_cores, oom_kills)
+    assert read_memory_room_bytes(root) == limit_bytes, "nothing is used"
 
 
 def test_oom_kills_fall_back_to_the_whole_machine(recorded):
@@ -125,9 +126,6 @@ def test_oom_kills_fall_back_to_the_whole_machine(recorded):
             },
             3 * GIB // 2,
             id="v1",
-        ),
-        pytest.param(
-            "4:memory:/\n", V1_MOUNTS, {"memory/memory.limit_in_bytes": V1_UNLIMITED}, None, id="v1 without a limit"
         ),
         pytest.param(
             "0::/a\n",

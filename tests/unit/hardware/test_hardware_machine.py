@@ -46,11 +46,8 @@ def test_gpus_come_in_the_order_of_cuda_with_nominal_figures():
     assert "NVIDIA Oddity" in machine.null_reasons["devices[0].nominal_memory_gib_per_s"]
     assert machine.null_reasons["devices[0].memory_free_bytes"]
     assert "devices[1].memory_free_bytes" not in machine.null_reasons
-
-
-def test_hidden_gpus_are_said_to_be_hidden():
-    machine = read_machine(nvml=FakeNvml([make_device()]), environ={"CUDA_VISIBLE_DEVICES": ""})
-    assert machine.null_reasons["devices"] == "CUDA_VISIBLE_DEVICES hides every GPU"
+    hidden = read_machine(nvml=FakeNvml(devices), environ={"CUDA_VISIBLE_DEVICES": ""})
+    assert hidden.null_reasons["devices"] == "CUDA_VISIBLE_DEVICES hides every GPU"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,9 @@ def running(code: str, *, n_ready: int = 1) -> Iterator[subprocess.Popen]:
 def test_one_process_is_read_as_large_as_it_is():
     with running(READY_AND_WAIT) as small, running(GROW + READY_AND_WAIT) as large:
         before, after = read_process_tree_memory(small.pid), read_process_tree_memory(large.pid)
+        watchdog = MemoryWatchdog(large.pid, 256 * MIB)
+        assert [watchdog.check() for _ in range(5)] == [None] * 5
+    assert 64 * MIB < watchdog.peak_bytes < 256 * MIB
     assert before.n_processes == after.n_processes == 1
     for field in ("rss_bytes", "pss_bytes", "private_bytes", "standalone_bytes"):
         assert getattr(after, field) - getattr(before, field) == pytest.approx(64 * MIB, rel=0.1), field
@@ -92,21 +95,17 @@ def test_children_of_threads_are_found():
         assert len(read_process_tree(process.pid, search_session=False)) == 2
 
 
-def test_gone_processes_read_as_nothing():
+def test_processes_that_ended_read_as_nothing():
     process = subprocess.Popen(["true"])
+    while ") Z " not in Path(f"/proc/{process.pid}/stat").read_text():
+        time.sleep(0.01)
+    assert read_process_tree_memory(process.pid).rss_bytes == 0
     process.wait()
     assert read_process_tree(process.pid) == ()
     assert read_process_tree_memory(process.pid).n_processes == 0
     assert read_rss_bytes(process.pid) is None
     watchdog = MemoryWatchdog(process.pid, 1)
     assert (watchdog.check(), watchdog.peak_bytes) == (None, 0)
-
-
-def test_zombie_has_no_memory():
-    with subprocess.Popen(["true"]) as process:
-        while ") Z " not in Path(f"/proc/{process.pid}/stat").read_text():
-            time.sleep(0.01)
-        assert read_process_tree_memory(process.pid).rss_bytes == 0
 
 
 def test_processes_that_come_and_go_meanwhile_do_no_harm():
@@ -129,13 +128,6 @@ def test_kernel_without_children_files_and_rollups(plant):
     memory = read_process_tree_memory(10, root)
     assert memory.rss_bytes == memory.standalone_bytes == (10 + 11 + 12 + 13) * os.sysconf("SC_PAGE_SIZE")
     assert (memory.pss_bytes, memory.private_bytes) == (None, None)
-
-
-def test_watchdog_leaves_what_fits_alone():
-    with running(GROW + READY_AND_WAIT) as process:
-        watchdog = MemoryWatchdog(process.pid, 256 * MIB)
-        assert [watchdog.check() for _ in range(5)] == [None] * 5
-    assert 64 * MIB < watchdog.peak_bytes < 256 * MIB
 
 
 def test_watchdog_counts_data_workers():

@@ -52,14 +52,32 @@ def test_a_cleaner_is_spared_and_others_are_not():
     try:
         while b"-c" not in Path(f"/proc/{cleaner.pid}/cmdline").read_bytes():
             pass
-        proctree.kill_processes([cleaner.pid, other.pid], spare_cleaners=True)
-        assert other.wait(300) == -9
+        while other.poll() is None:  # during exec it has no command line, and is looked at again
+            proctree.kill_processes([cleaner.pid, other.pid], spare_cleaners=True)
+        assert other.returncode == -9
         assert cleaner.poll() is None
         proctree.kill_processes([cleaner.pid])
         assert cleaner.wait(300) == -9
     finally:
         cleaner.kill()
         cleaner.wait()
+
+
+def test_what_was_forked_just_now_is_spared_until_it_shows_that_it_is_no_cleaner(monkeypatch):
+    """A resource tracker shows its parent's command line between fork and exec: killed there, it cleans up nothing."""
+    code = (
+        "import os, time\nchild = os.fork()\nif child and os.fork() == 0:\n"
+        "    os.setsid()\n    print(child, os.getpid(), flush=True)\ntime.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE) as parent:
+        child, trial = map(int, parent.stdout.readline().split())
+        for grace_s, ends in ((600.0, trial), (0.0, child)):  # a trial, forked to lead a session, waits for nothing
+            monkeypatch.setattr(proctree, "EXEC_GRACE_S", grace_s)
+            proctree.kill_processes([child, trial], spare_cleaners=True)
+            while describe_process_state(ends) != "is dead":
+                pass
+            assert ends == child or describe_process_state(child) != "is dead"
+        parent.kill()
 
 
 def test_what_carries_the_mark_ends_wherever_it_went(tmp_path):

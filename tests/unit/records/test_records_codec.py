@@ -6,7 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fulltilt.records import Measurement, PhasesMs, Plan, Trial, TrialRequest, WorkloadSource, decode, dumps, loads
+from fulltilt.records import (
+    Measurement,
+    PhasesMs,
+    Plan,
+    Trial,
+    TrialRequest,
+    WorkloadSource,
+    decode,
+    dumps,
+    encode,
+    loads,
+)
+from fulltilt.tuner.picks.picks import Pick
 
 PLAN = Plan(batch_size=64, accumulate=2, num_workers=0, precision="bf16", pin_memory=False, threads=None)
 PHASES = PhasesMs(data_wait=0.5, h2d=None, forward=2.0, backward=4.0, optimizer=0.25, other=0.25, step=7.0)
@@ -58,6 +70,13 @@ def test_a_wrong_value_is_named(change, said):
     data = {"id": "t1", "plan": {}, "status": "ok"} | change
     with pytest.raises(ValueError, match=re.escape(said)):
         decode(Trial, {key: value for key, value in data.items() if value is not None})
+
+
+@pytest.mark.parametrize("name", ["tied_with", "changes", "runs_samples_per_s"])
+def test_a_pick_without_a_key_is_told_by_it(name):
+    data = encode(Pick(trial=build_trial(), rule="fastest"))
+    with pytest.raises(ValueError, match=rf"^Pick\.{name} is missing$"):
+        decode(Pick, {key: value for key, value in data.items() if key != name})
 
 
 def test_no_file_ever_holds_a_non_finite_number():

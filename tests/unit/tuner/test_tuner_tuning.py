@@ -8,7 +8,7 @@ from tests.unit.tuner.tuner_cases import MACHINE, OPTIONS, USER, make_question, 
 
 from fulltilt.errors import NoPlanError, RunFolderError
 from fulltilt.levers import Facts
-from fulltilt.records.run_folder import RunFolder
+from fulltilt.records.run_folder import RunFolder, append_line
 from fulltilt.report.summary import describe_search
 from fulltilt.tuner import tune
 from fulltilt.tuner.answer.conclude import conclude, select_baseline
@@ -93,7 +93,7 @@ def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(
 
     quick = dataclasses.replace(OPTIONS, batch_sizes=None, strategy="quick", memory_limit_bytes=2**20)
     with open_folder(OPTIONS, 64) as folder:
-        folder.append_line("trials.jsonl", "{}")
+        append_line(folder.path / "trials.jsonl", "{}")
     open_folder(dataclasses.replace(OPTIONS, strategy="model_first", budget_s=3.0), 64).close()
     with pytest.raises(RunFolderError) as refused:
         open_folder(quick, 32)
@@ -333,7 +333,7 @@ def test_a_machine_that_does_not_repeat_itself_is_called_noisy_with_the_folder_t
 
 def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_its_own(tmp_path, monkeypatch):
     def end(folder):
-        folder.append_line(JOURNAL_FILE, "{}")
+        append_line(folder.path / JOURNAL_FILE, "{}")
         raise KeyboardInterrupt
 
     (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from fulltilt.records import Plan, Trial, dumps, find_damage, loads
-from fulltilt.records.run_folder import RunFolder
+from fulltilt.records.run_folder import RunFolder, append_line, read_lines
 
 JOURNAL_FILE = "trials.jsonl"
 
@@ -64,7 +64,7 @@ class Journal:
             StorageError: no space left; rows written before are untouched, and the search can be started again.
         """
         if self._folder is not None:
-            self._folder.append_line(JOURNAL_FILE, dumps(trial))
+            append_line(self._folder.path / JOURNAL_FILE, dumps(trial))
         self.trials.append(trial)
 
     def next_id(self) -> str:
@@ -75,7 +75,7 @@ class Journal:
     def _read(self, folder: RunFolder) -> None:
         """Read the rows. A damaged one, or one with impossible figures, is left out and measured again."""
         seen: set[str] = set()
-        for number, line in enumerate(folder.read_lines(JOURNAL_FILE), start=1):
+        for number, line in enumerate(read_lines(folder.path / JOURNAL_FILE), start=1):
             place = f"{folder.path / JOURNAL_FILE}:{number}"
             try:
                 trial = loads(Trial, line)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fulltilt.records import Measurement, PhasesMs, Plan, Status, Trial, classify_outcome, format_gib
+from fulltilt.records import Figures, Measurement, PhasesMs, Plan, Status, Trial, classify_outcome, format_gib
 from fulltilt.tuner.trials.process import ProcessOutcome
 
 NULLABLE = (
@@ -61,8 +61,8 @@ def build_row(
     figures: dict[str, Any] = {}
     reasons: Mapping[str, str] = {}
     if status == "ok" and measurement is not None:
-        names = {f.name for f in dataclasses.fields(Trial)} & {f.name for f in dataclasses.fields(Measurement)}
-        figures = {name: getattr(measurement, name) for name in names if name != "null_reasons"}
+        names = {field.name for field in dataclasses.fields(Figures)} - {"null_reasons"}
+        figures = {name: getattr(measurement, name) for name in names}
         if not all(map(math.isfinite, measurement.samples_per_s_ci95 or ())):
             figures["samples_per_s_ci95"] = None
         reasons = measurement.null_reasons

@@ -1,9 +1,7 @@
-"""The actions of ``fulltilt lab``: queue a grid and run it, list experiments, print their logs, cancel one."""
+"""``fulltilt lab submit``: queue the points of a grid and run them on this machine."""
 
 import argparse
 import contextlib
-import difflib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,26 +11,24 @@ from rich.live import Live
 
 from fulltilt.cli._shared import build_console, is_import_path, note_interruption, resolve_config_argument, write_json
 from fulltilt.engine.interrupt import StopRequest, catch_signals
-from fulltilt.errors import UsageError, strip_control_codes
+from fulltilt.errors import UsageError
 from fulltilt.lab import listing
-from fulltilt.lab.cancelling import cancel, is_held
 from fulltilt.lab.dry_run import run_dry
-from fulltilt.lab.local import LOG, LocalExecutor, Slot, build_slots, find_out_dir
+from fulltilt.lab.local import LocalExecutor, Slot, build_slots
 from fulltilt.lab.points import Grid, read_grid
 from fulltilt.lab.records import Event, Experiment
 from fulltilt.lab.running import STOP_SIGNALS, recover, run_queue
-from fulltilt.lab.states import OVER, OWNED
+from fulltilt.lab.states import OVER
 from fulltilt.lab.store import Store, open_store
 from fulltilt.records.run_folder import hold_folder
 from fulltilt.report import format_duration
 
-LINE_BYTES = 1 << 20  # of a log at a time: a line without end takes no more memory than this
-N_NEAREST = 3  # ids that an unknown one is answered with
 REDRAW_S = 1.0
 TOLD = ("running", "succeeded", "failed", "cancelled", "queued")  # states that are worth a line
 
 
 def run_submit(args: argparse.Namespace) -> int:
+    """Queue what is new of the grid and run what waits; return 1 where an experiment did not succeed."""
     if not args.local:
         raise UsageError("where the experiments run has to be said; there is --local: this machine, in the foreground")
     source = resolve_config_argument(args)
@@ -178,57 +174,3 @@ def _describe_change(event: Event, experiment: Experiment) -> str:
         "requeue": f"is queued again: {experiment.reason}",
     }
     return f"{event.experiment} ({listing.describe_point(experiment)}) {said.get(event.arrow, f'is {event.state}')}"
-
-
-def run_list(args: argparse.Namespace) -> int:
-    lab = Path(args.lab)
-    with contextlib.closing(open_store(lab)) as store:
-        found = store.read_experiments()
-    write_json(args.json, listing.build_document(lab, found))
-    console = build_console(to_stderr=args.json == "-")
-    if args.json == "-":
-        return 0
-    console.print(f"experiments in {lab}: {listing.describe_counts(found) or 'none yet'}")
-    console.print(listing.build_table(lab, found, n_rows=None if args.verbose else listing.N_ROWS))
-    orphans = [experiment.id for experiment in found if experiment.state in OWNED]
-    if orphans and not is_held(lab):
-        console.print(f"nobody looks after {', '.join(orphans)} any more; the same submit goes on", style="yellow")
-    if len(found) > listing.N_ROWS and not args.verbose:
-        console.print(f"{len(found) - listing.N_ROWS} more: --verbose")
-    return 0
-
-
-def run_logs(args: argparse.Namespace) -> int:
-    lab = Path(args.lab)
-    with contextlib.closing(open_store(lab)) as store:
-        experiment = _find(store, lab, args.id)
-    path = find_out_dir(lab, experiment.id) / LOG
-    if not path.is_file():
-        raise UsageError(f"{experiment.id} is {experiment.state} and has printed nothing yet")
-    with path.open("rb") as stream:
-        while line := stream.readline(LINE_BYTES):
-            text = line.decode(errors="replace")
-            sys.stdout.write(strip_control_codes(text) if sys.stdout.isatty() else text)
-    return 0
-
-
-def run_cancel(args: argparse.Namespace) -> int:
-    lab = Path(args.lab)
-    with contextlib.closing(open_store(lab)) as store:
-        experiment = _find(store, lab, args.id)
-        if experiment.state in OVER:
-            raise UsageError(f"{experiment.id} is over already ({experiment.state}); there is nothing to cancel")
-        ended = cancel(lab, store, experiment.id)
-    what = "is cancelled" if ended.state == "cancelled" else f"was faster: it has {ended.state}"
-    build_console().print(f"{ended.id} ({listing.describe_point(ended)}) {what}")
-    return 0
-
-
-def _find(store: Store, lab: Path, id: str) -> Experiment:
-    id = f"e{id}" if id.isdigit() else id
-    found = {experiment.id: experiment for experiment in store.read_experiments()}
-    if id not in found:
-        near = difflib.get_close_matches(id, found, n=N_NEAREST, cutoff=0.0)
-        known = f"did you mean {' or '.join(near)}? fulltilt lab list names all {len(found)}"
-        raise UsageError(f"no experiment {id!r} in {lab}; {known if near else 'there are none yet'}")
-    return found[id]
