@@ -65,8 +65,8 @@ FROM_NOTHING = "from the first step, there being no checkpoint, 5 steps are trai
 )
 def test_the_ranks_start_again_from_the_checkpoint_if_there_is_one(step, first_step, n_lost, words):
     sizes = Sizes(batch_size=8, accumulate=2, val_batch_size=None)
-    restart = Restart(sizes=sizes, n_replans=3, attempt=4, started_s=0.0, step=step)
-    given = {"reason": "out of memory in a step", "restart": restart, "first_step": first_step}
+    restart = Restart(sizes=sizes, reason="out of memory in a step", n_replans=3, attempt=4, started_s=0.0, step=step)
+    given = {"restart": restart, "first_step": first_step}
     recorder = Recorder()
     after = plan_again(fail_with(RankReplanError("smaller", **given)), 0, Announcer([recorder]))["after"]
     assert (after.sizes.batch_size, after.n_replans, after.attempt, after.step) == (8, 3, 4, first_step)

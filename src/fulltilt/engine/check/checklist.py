@@ -12,6 +12,7 @@ import torch
 
 from fulltilt.config import Config, plan_of
 from fulltilt.data.loading.sampler import Share
+from fulltilt.engine.announce import is_out_of_memory
 from fulltilt.engine.build.assemble import build_workload
 from fulltilt.engine.build.budget import count_bytes, estimate_host_budget
 from fulltilt.engine.build.builder import build_run
@@ -19,7 +20,7 @@ from fulltilt.engine.build.run import Run
 from fulltilt.engine.check.memory_limit import forecast_memory
 from fulltilt.engine.ranks.division import describe_split, find_obstacles
 from fulltilt.engine.step.cached_step import build_step
-from fulltilt.errors import FakeRunError, FulltiltError
+from fulltilt.errors import FakeRunError, FulltiltError, strip_control_codes
 from fulltilt.hardware import (
     Nvml,
     RealNvml,
@@ -32,7 +33,7 @@ from fulltilt.hardware.cpu import read_memory_bytes
 from fulltilt.measure import MemoryMeter, NullTimer
 from fulltilt.measure.nested import count_samples, slice_samples
 from fulltilt.measure.utilization import find_device_index
-from fulltilt.records import Evidence, classify_outcome, format_bytes, format_gib
+from fulltilt.records import format_bytes, format_gib
 
 Verdict = Literal["ok", "note", "problem"]
 MEMORY_NOTE_PCT = 80.0
@@ -275,7 +276,5 @@ def describe_error(error: BaseException) -> str:
     """Put an error in the user's terms: ours as they are, others with their class, or as out of memory."""
     if isinstance(error, FulltiltError):
         return str(error)
-    status, reason = classify_outcome(
-        Evidence(exit_code=1, exception_type=type(error).__name__, message=str(error).strip() or "no message")
-    )
-    return f"out of memory: {reason}; use a smaller data.batch_size" if status == "out_of_memory" else str(reason)
+    said = strip_control_codes(f"{type(error).__name__}: {str(error).strip() or 'no message'}")
+    return f"out of memory: {said}; use a smaller data.batch_size" if is_out_of_memory(error) else said

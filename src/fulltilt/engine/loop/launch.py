@@ -66,7 +66,7 @@ def plan_again(cause: Cause, saved_step: int, announcer: Announcer) -> Mapping[s
     saved_step = max(saved_step, error.first_step)  # rank 0 may not have told yet where it started
     restart = dataclasses.replace(error.restart, step=saved_step)
     n_steps_lost = max(0, error.restart.step - saved_step)
-    reason, sizes = f"rank {cause.rank}: {error.reason}", dataclasses.asdict(restart.sizes)
+    reason, sizes = f"rank {cause.rank}: {restart.reason}", dataclasses.asdict(restart.sizes)
     announcer(Replanned, step=saved_step, n_steps_lost=n_steps_lost, reason=reason, **sizes)
     where = f"the checkpoint of step {saved_step}" if saved_step else "the first step, there being no checkpoint"
     again = f", {n_steps_lost} steps are trained again" if n_steps_lost else ""

@@ -54,6 +54,7 @@ class Restart:
     """What an attempt takes over from the one before, which ran out of memory; the rest is in the checkpoint."""
 
     sizes: Sizes
+    reason: str  # what ran out of memory, in a sentence
     n_replans: int  # how often this process has gone on with smaller batches
     attempt: int  # its number at least
     started_s: float  # when the first attempt began, by ``time.perf_counter``
