@@ -1,6 +1,7 @@
 """Builds a run from a configuration and a plan, and applies the levers stage by stage."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -277,20 +278,15 @@ def _build_loader(run: Run) -> DataLoader:
     if loader.num_workers:
         seen = torch.zeros(loader.num_workers, dtype=torch.int32).share_memory_()
         setup.state["worker_threads"] = seen
-        loader.worker_init_fn = _ReportThreads(loader.worker_init_fn, seen)
+        loader.worker_init_fn = functools.partial(_report_threads, loader.worker_init_fn, seen)
     return loader
 
 
-class _ReportThreads:
-    """Tells the training process, from each data worker at its start, how many threads are in force there."""
-
-    def __init__(self, start: Callable[[int], None] | None, seen: Tensor):
-        self._start, self._seen = start, seen
-
-    def __call__(self, worker_id: int) -> None:
-        if self._start is not None:
-            self._start(worker_id)
-        self._seen[worker_id] = torch.get_num_threads()
+def _report_threads(start: Callable[[int], None] | None, seen: Tensor, worker_id: int) -> None:
+    """Tell the training process, from a data worker at its start, how many threads are in force there."""
+    if start is not None:
+        start(worker_id)
+    seen[worker_id] = torch.get_num_threads()
 
 
 def _build_model(workload: Workload) -> nn.Module:
