@@ -82,16 +82,6 @@ def test_a_host_batch_lives_until_its_copy_is_done_and_no_longer():
     assert [ref() is not None for ref in alive[:3]] == [False, False, False]
 
 
-def test_an_error_of_the_loader_passes():
-    def fail():
-        yield torch.zeros(1)
-        raise OSError("the disk went away")
-
-    batches = Prefetcher(fail(), FakeLane())
-    with pytest.raises(OSError, match="the disk went away"):
-        next(batches)
-
-
 @pytest.mark.parametrize(
     ("plan", "device", "words"),
     [

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
+from fulltilt.engine.measured.measurement import run_measured
 from fulltilt.engine.measured.probes import N_RESIDENT, run_device_probe, run_loader_probe, run_memory_probe
 from fulltilt.errors import DataError, FakeRunError
 from fulltilt.levers import default_plan
@@ -111,11 +112,11 @@ def test_a_memory_probe_that_needs_the_data_says_so():
         run_memory_probe(run)
 
 
-@pytest.mark.parametrize("probe", [run_device_probe, run_loader_probe])
-def test_a_dataset_without_a_batch_is_an_error(probe):
+@pytest.mark.parametrize("measure", [run_device_probe, run_loader_probe, run_measured])
+def test_a_dataset_without_a_batch_is_an_error(measure):
     class Empty(IterableDataset):
         def __iter__(self):
             return iter(())
 
-    with build(dataset=Empty) as run, pytest.raises(DataError, match="yielded no batch"):
-        probe(run, n_steps=4, max_measure_s=0.5)
+    with build(dataset=Empty) as run, pytest.raises(DataError, match="yielded no batch in epoch"):
+        measure(run, n_steps=4, max_measure_s=0.5)

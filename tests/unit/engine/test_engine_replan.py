@@ -81,24 +81,26 @@ def test_at_the_first_step_the_run_becomes_the_one_with_smaller_micro_batches(tm
 def test_in_the_middle_of_a_window_the_last_whole_step_is_what_it_goes_on_from(tmp_path):
     """The second micro-batch of step 3 fails: BatchNorm has seen the first one, which must not count."""
     config = build_config(data__batch_size=16, speed__accumulate=2, run__log_every_n_steps=1, run__epochs=3)
-    result, recorder = run(tmp_path / "replanned", config, card=(8, 5), model=build_norm_model)
+    options = {"model": build_norm_model, "training_metrics": True}
+    result, recorder = run(tmp_path / "replanned", config, card=(8, 5), **options)
     assert list_sizes(recorder) == [(2, 0, 8, 4, None)]
+    (note,) = recorder.list_notes("out of memory")
+    assert "after step 2 with batch_size 16 × accumulate 2 (CUDA out of memory. Tried to allocate 10 rows.)" in note
+    assert "batch_size 8 × accumulate 4 from now on, the effective batch stays 32" in note
+    assert "BatchNorm sees 8 samples at a time instead of 16" in note
+    assert note in result.notes
+    assert [e.attempt for e in recorder.of(RunStarted)] == [0, 1]
+    assert [e.reason for e in recorder.of(RunEnded)] == ["finished"]
 
     folder = tmp_path / "by hand"
-    _, by_hand = run(folder, config, model=build_norm_model, max_steps=2)
+    _, by_hand = run(folder, config, max_steps=2, **options)
     sizes = {"batch_size": 8, "accumulate": 4, "val_batch_size": None}
     torch.save(cases.read_state(folder) | {"sizes": sizes}, folder / "checkpoint.pt")
-    expected, _ = run(folder, config, by_hand, model=build_norm_model, resume=True)
+    expected, _ = run(folder, config, by_hand, resume=True, **options)
     assert list_steps(recorder) == list_steps(by_hand)
+    assert [e.metrics for e in recorder.of(EpochDone)] == [e.metrics for e in by_hand.of(EpochDone)]
     assert result.metrics == expected.metrics
     cases.assert_equal_weights(cases.read_weights(tmp_path / "replanned"), cases.read_weights(folder))
-
-
-def test_training_metrics_leave_the_dropped_window_out(tmp_path):
-    config = build_config(data__batch_size=16, speed__accumulate=2, run__epochs=1)
-    _, whole = run(tmp_path / "whole", config, training_metrics=True)
-    _, recorder = run(tmp_path / "replanned", config, card=(8, 3), training_metrics=True)
-    assert recorder.of(EpochDone)[0].metrics == pytest.approx(whole.of(EpochDone)[0].metrics)
 
 
 @pytest.mark.parametrize(("checkpoint_every", "goes_on_from"), [("2 steps", 4), (None, 0)])
@@ -133,17 +135,6 @@ def test_an_evaluation_without_room_halves_its_own_batches_only(tmp_path):
     assert list_steps(recorder) == list_steps(plain)
     assert result.metrics == pytest.approx(expected.metrics, rel=1e-5)
     assert [e.step for e in recorder.of(Evaluated)] == [6, 12]
-
-
-def test_the_note_says_what_happened_what_changes_and_what_stays(tmp_path):
-    result, recorder = run(tmp_path, card=(8,), model=build_norm_model)
-    (note,) = recorder.list_notes("out of memory")
-    assert "after step 0 with batch_size 16 × accumulate 1 (CUDA out of memory. Tried to allocate 16 rows.)" in note
-    assert "batch_size 8 × accumulate 2 from now on, the effective batch stays 16" in note
-    assert "BatchNorm sees 8 samples at a time instead of 16" in note
-    assert note in result.notes
-    assert [e.attempt for e in recorder.of(RunStarted)] == [0, 1]
-    assert [e.reason for e in recorder.of(RunEnded)] == ["finished"]
 
 
 def test_at_a_micro_batch_of_one_the_run_ends_and_says_what_else_would_help(tmp_path):

@@ -415,15 +415,6 @@ def test_lengths_below_one_and_devices_that_are_not_there_or_too_few_start_nothi
     assert not (tmp_path / "run").exists()
 
 
-def test_two_runs_cannot_share_a_folder(tmp_path):
-    def start_another(event):
-        if isinstance(event, RunStarted):
-            run_train(tmp_path)
-
-    with pytest.raises(errors.RunFolderError, match="in use"):
-        run_train(tmp_path, listeners=[start_another])
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_run_on_a_gpu_resumes_to_the_same_losses(tmp_path):
