@@ -14,7 +14,7 @@ import rank_bodies
 
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.ranks.group import run_ranks
-from fulltilt.engine.ranks.process import N_CELLS, Link, Marks
+from fulltilt.engine.ranks.process import IS_ALONE, N_CELLS, Link, Marks
 from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, RankHungError, UsageError
 from fulltilt.records import CheckpointStarted, Noted, RunEnded, StepsDone
 
@@ -207,8 +207,8 @@ def test_waiting_inside_waiting_goes_on_until_the_outer_one_ends(tmp_path):
         mine, theirs = Pipe()
         with mine, theirs:
             link, seen = Link(mine, marks, 0), []
-            with link.work_alone():
-                with link.work_alone():
+            with link.mark(IS_ALONE):
+                with link.mark(IS_ALONE):
                     seen.append(marks.read(0).is_alone)
                 seen.append(marks.read(0).is_alone)
             assert [*seen, marks.read(0).is_alone] == [1, 1, 0]
