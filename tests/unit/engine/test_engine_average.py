@@ -3,10 +3,8 @@
 import pytest
 import torch
 from torch import nn
-from training_cases import build_workload
+from training_cases import build_config, build_cpu_run
 
-from fulltilt.config import config_from_values, plan_of
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
 from fulltilt.engine.step.average import WeightAverage
 from fulltilt.engine.step.train_step import TrainStep
@@ -15,10 +13,8 @@ from fulltilt.measure import NullTimer
 from fulltilt.measure.fake_memory import ALLOCATION_BYTES, estimate_memory
 
 
-def build(ema, **more):
-    values = {"optim": {"ema": ema}, "data": {"batch_size": 16}, "run": {"seed": 3}, "speed": {"threads": 1, **more}}
-    config = config_from_values(values, base_dir=".")
-    return build_run(config, plan_of(config), device="cpu", workload=build_workload())
+def build(ema):
+    return build_cpu_run(build_config(optim__ema=ema, speed__threads=1))
 
 
 def take_steps(run, n_steps):
@@ -94,4 +90,4 @@ def test_its_memory_is_in_the_estimate():
 @pytest.mark.parametrize("ema", [0, 1, 1.5, True])
 def test_a_decay_outside_of_its_range_is_refused(ema):
     with pytest.raises(ConfigError, match="ema"):
-        config_from_values({"optim": {"ema": ema}}, base_dir=".")
+        build_config(optim__ema=ema)

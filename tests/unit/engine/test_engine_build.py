@@ -178,16 +178,6 @@ def test_a_configuration_of_another_machine_trains_when_not_strict():
         build_run(None, plan.replace(precision="tf32"), device="cpu", workload=workload, strict=False)
 
 
-def test_deterministic_runs_refuse_operators_that_are_not():
-    try:
-        build(plan={"deterministic": True})
-        assert torch.are_deterministic_algorithms_enabled()
-        build()
-        assert not torch.are_deterministic_algorithms_enabled()
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
 def test_the_bytes_of_a_data_set_are_said_to_be_those_of_all_samples():
     dataset = digits("train")
     said = describe_data(dataset, build(dataset=lambda: dataset).facts)

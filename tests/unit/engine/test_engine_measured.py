@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from step_cases import build_small_run
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 from training_cases import fail
 
 from fulltilt.data.transforms.batch_transform import BatchTransform
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.measured.measurement import EndlessSteps, check_observed, measure_flops, run_measured
 from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import NonFiniteLossError, TrainingError
-from fulltilt.levers import default_plan, load_catalogue
+from fulltilt.levers import load_catalogue
 from fulltilt.measure import NullTimer
 from fulltilt.measure.nested import slice_samples
 from fulltilt.records import Measurement, decode, encode
-from fulltilt.tasks import Workload
 
 
 def build_model() -> nn.Module:
@@ -34,9 +33,7 @@ def build_dataset() -> Dataset:
 
 
 def build(plan: dict[str, Any] | None = None, **fields: Any) -> Run:
-    given = {"model": build_model, "dataset": build_dataset, "loss": nn.CrossEntropyLoss()}
-    full = default_plan({"batch_size": 16, "threads": 1} | (plan or {}))
-    return build_run(None, full, device="cpu", workload=Workload(**given | fields), seed=1)
+    return build_small_run(16, plan=plan, **{"model": build_model, "dataset": build_dataset} | fields)
 
 
 def test_a_measurement_holds_what_ran():

@@ -4,12 +4,10 @@ import os
 
 import pytest
 import torch
-from training_cases import Points, PointStream, build_config, build_workload, run_train
+from training_cases import Points, PointStream, build_config, build_cpu_run, run_train
 
-from fulltilt.config import plan_of
 from fulltilt.engine.build import startup
 from fulltilt.engine.build.budget import HostBudget, estimate_host_budget
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.startup import describe_start
 from fulltilt.engine.check import checklist as check
 from fulltilt.engine.ranks.world import ALONE, World
@@ -19,8 +17,7 @@ GIB = 2**30
 
 
 def build(dataset=Points, **changes):
-    config = build_config(**changes)
-    return build_run(config, plan_of(config), device="cpu", workload=build_workload(dataset=dataset), strict=False)
+    return build_cpu_run(build_config(**changes), dataset=dataset)
 
 
 def test_the_start_says_device_numerics_batch_and_data(tmp_path):
@@ -50,14 +47,11 @@ def test_a_gpu_is_told_with_what_is_free_on_it_and_what_the_limit_leaves(monkeyp
     )
 
 
-def test_numerics_are_those_set_up_not_those_asked_for():
+def test_numerics_are_those_set_up_not_those_asked_for_and_a_stream_has_no_length():
     with build(speed__precision="fp16", optim__warmup=0) as run:
         assert "loss scaling" in describe_start(run, None)[1]
         run.setup.scaler = None
         assert "loss scaling" not in describe_start(run, None)[1]
-
-
-def test_a_stream_has_no_length_to_tell():
     with build(PointStream) as run:
         assert describe_start(run, None)[2].endswith("a stream of samples")
 
