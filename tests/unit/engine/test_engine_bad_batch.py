@@ -57,12 +57,6 @@ def test_a_sample_of_a_stream_is_named_by_its_place_in_the_batch(tmp_path):
     assert load(tmp_path)["indices"] is None
 
 
-def test_finite_data_is_said_to_be_finite(tmp_path):
-    workload = build_workload(loss=lambda outputs, targets: outputs.sum() * NAN)
-    with pytest.raises(NonFiniteLossError, match=r"step 1 .* all its values are finite"):
-        run_train(tmp_path, workload=workload)
-
-
 def test_a_batch_that_cannot_be_read_again_leaves_the_message_about_the_loss(tmp_path):
     class Once(Poisoned):
         n_read = 0

@@ -90,29 +90,25 @@ def test_a_value_that_is_not_in_force_is_an_error():
     assert caught.value.remedy == remedy
 
 
-def test_a_model_that_changes_the_threads_is_caught():
+def test_a_model_that_changes_the_threads_or_cannot_be_compiled_is_caught(monkeypatch):
     class Greedy(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             torch.set_num_threads(2)
             return super().forward(input)
-
-    try:
-        with pytest.raises(TrainingError, match="threads: plan says 1, in force 2"):
-            run_measured(build(model=lambda: Greedy(12, 3)), n_steps=4)
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_a_model_that_cannot_be_compiled_is_caught(monkeypatch):
-    monkeypatch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)  # nothing comes to be compiled
 
     class Eager(nn.Linear):
         @torch._dynamo.disable
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return super().forward(input)
 
+    monkeypatch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)  # nothing comes to be compiled
     with pytest.raises(TrainingError, match="compile: plan says True, in force False"):
         run_measured(build({"compile": True}, model=lambda: Eager(12, 3)), n_steps=4)
+    try:
+        with pytest.raises(TrainingError, match="threads: plan says 1, in force 2"):
+            run_measured(build(model=lambda: Greedy(12, 3)), n_steps=4)
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_samples_are_taken_from_nested_batches():

@@ -18,7 +18,7 @@ from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.measured import rehearsal
 from fulltilt.engine.measured.measurement import run_measured
 from fulltilt.engine.measured.probes import run_device_probe, run_memory_probe
-from fulltilt.engine.measured.rehearsal import MAX_LOOKS, RepeatedBatch, find_largest_samples
+from fulltilt.engine.measured.rehearsal import MAX_LOOKS, find_largest_samples
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError
 
 
@@ -160,11 +160,6 @@ def test_looking_for_the_largest_ends_when_its_time_is_over():
     assert found is not None
     assert found.n_looked < 10
     assert found.indices[0] == 1
-
-
-def test_a_batch_is_repeated_as_the_loader_joins_it():
-    batches = list(RepeatedBatch(load(Words()), [29, 0], 3))
-    assert [tuple(batch[0].shape) for batch in batches] == [(2, 40)] * 3
 
 
 def refuse(words):

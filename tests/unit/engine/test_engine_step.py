@@ -95,17 +95,9 @@ def test_a_batch_without_a_tensor_is_an_error():
     [
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, UsageError, r"a tensor of shape \(8,\)"),
         ({"loss": lambda out, y: 3.0}, UsageError, "the loss returned float"),
-        (
-            {"dataset": lambda: TensorDataset(*torch.zeros(3, 16))},
-            DataError,
-            r"is 3 parts, expected \(inputs, targets\)",
-        ),
+        ({"dataset": lambda: TensorDataset(*torch.zeros(3, 16))}, DataError, r"3 parts, expected \(inputs, targets\)"),
         # A dict of two keys unpacks into its keys: the model would get a text.
-        (
-            {"dataset": lambda: [{"x": 1.0, "y": 2.0}] * 8},
-            DataError,
-            r"is a dict, expected \(inputs, targets\).*prepare",
-        ),
+        ({"dataset": lambda: [{"x": 1.0, "y": 2.0}] * 8}, DataError, r"is a dict, expected \(inputs, .*prepare"),
         ({"model": lambda: Broken(1, 1)}, KeyError, "mine"),  # the user's own errors come through as they are
     ],
 )
