@@ -18,7 +18,7 @@ from fulltilt.engine.loop.opening import Job, open_folder, open_session
 from fulltilt.engine.loop.replan import plan_replan, prepare_restart
 from fulltilt.engine.loop.session import Restart, Session
 from fulltilt.engine.ranks.process import find_link
-from fulltilt.engine.ranks.world import join_world
+from fulltilt.engine.ranks.world import join_devices, plan_devices
 from fulltilt.measure import apply_memory_limit
 from fulltilt.records import Listener
 from fulltilt.tasks import Workload
@@ -97,7 +97,7 @@ def train(
             "memory_limit_bytes": memory_limit_bytes,
         }
         return train_in_ranks(_train_as_rank, config, listeners, given)
-    world, name = join_world(config, device)
+    world, name = join_devices(plan_devices(config, device))
     chosen = check_device(name)  # first: a device that is not there leaves no folder behind
     if memory_limit_bytes is not None:
         apply_memory_limit(chosen, memory_limit_bytes)

@@ -143,17 +143,12 @@ class World:
 ALONE = World()
 
 
-def join_world(config: Config, device: str | None = None) -> tuple[World, str]:
+def join_devices(devices: Sequence[str]) -> tuple[World, str]:
     """Return the world of this process and the name of its device; wait for the other ranks the first time.
 
     Raises:
-        ConfigError: as many ranks were started as the configuration has no devices for.
+        ConfigError: as many ranks were started as there are no devices for.
     """
-    return join_devices(plan_devices(config, device))
-
-
-def join_devices(devices: Sequence[str]) -> tuple[World, str]:
-    """Join the ranks as ``join_world`` does, where their devices are known."""
     if not is_rank():
         return ALONE, devices[0]
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
