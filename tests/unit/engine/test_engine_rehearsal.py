@@ -206,23 +206,21 @@ def test_what_cannot_be_rehearsed_is_left_out_and_said_so(settings, fields, part
     assert result.samples_per_s > 0
 
 
-def test_a_checkpoint_that_no_disk_takes_or_no_deadline_leaves_time_for_is_a_note(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_nothing_is_left_of_the_checkpoint_and_one_without_a_disk_or_time_is_a_note(tmp_path, monkeypatch, is_async):
+    settings = {"run__async_checkpoint": is_async}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result, _ = measure(build(settings))
+    assert not list(tmp_path.iterdir())
+    assert list_memory_notes(result) == []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    result, parts = measure(build())
+    result, parts = measure(build(settings))
     assert parts[-1] == "checkpoint"
     assert any("a checkpoint could not be rehearsed" in note and "gone" in note for note in result.notes)
     monkeypatch.setattr(rehearsal, "MAX_CHECKPOINT_BYTES", 10)
-    result, parts = measure(build())
+    result, parts = measure(build(settings))
     assert parts == ["evaluation"]
     assert any("takes too long for a trial; the peak is without it" in note for note in result.notes)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_nothing_is_left_of_the_checkpoint(tmp_path, monkeypatch, is_async):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    result, _ = measure(build({"run__async_checkpoint": is_async}))
-    assert not list(tmp_path.iterdir())
-    assert list_memory_notes(result) == []
 
 
 def test_weights_that_cannot_be_saved_end_the_trial():

@@ -60,20 +60,14 @@ def test_numerics_are_those_set_up_not_those_asked_for_and_a_stream_has_no_lengt
 def test_batches_on_their_way_are_counted_by_their_bytes(n_ranks, part, val_part):
     """A sample is 6 floats and a label of 8 bytes. Of 16 samples each of 3 ranks gets at most 6, of 31 at most 11."""
     with build(data__num_workers=2, data__prefetch_factor=3, data__val_batch_size=31) as run:
-        run.world = World(n_ranks=n_ranks)
+        run.world, before = World(n_ranks=n_ranks), torch.get_rng_state()
         budget = estimate_host_budget(run)
         run.world = ALONE
+    assert torch.equal(torch.get_rng_state(), before), "looking at a sample leaves the random numbers alone"
     assert (budget.n_workers, budget.batch_bytes) == (2 * n_ranks, part * (6 * 4 + 8))
     assert budget.batches_bytes == 2 * n_ranks * 3 * (part + val_part) * (6 * 4 + 8)
     assert budget.checkpoint_bytes == 0
     assert f"{2 * n_ranks} workers × 3 batches of" in budget.describe()
-
-
-def test_looking_at_a_sample_leaves_the_random_numbers_alone():
-    with build(data__num_workers=1) as run:
-        before = torch.get_rng_state()
-        estimate_host_budget(run)
-        assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_copy_for_a_checkpoint_is_counted():
