@@ -29,7 +29,7 @@ from fulltilt.config import config_from_values, plan_of
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.ranks.group import run_ranks
-from fulltilt.engine.ranks.world import ALONE, World, join_world
+from fulltilt.engine.ranks.world import ALONE, World, join_devices, plan_devices
 from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload, build_model
@@ -125,7 +125,7 @@ def measure_rounds(device: str, n_rounds: int, size: Size) -> list[Round[float]]
     """Measure the samples per second of all ranks, of every arm in every round."""
     n_steps, batch_per_rank = size.n_steps, size.batch_per_rank
     config = _build_config(device, batch_per_rank, size.precision)
-    world, name = join_world(config)
+    world, name = join_devices(plan_devices(config))
     joint = _build_config(device, batch_per_rank * world.n_ranks, size.precision)
     one = _build_block(config, name, ALONE, n_steps)
     blocks = {

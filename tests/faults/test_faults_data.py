@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -123,6 +124,19 @@ def test_a_worker_killed_from_outside_is_explained_whatever_hands_its_batches_on
 )
 def test_every_spelling_of_torch_is_read(torchs, words):
     assert re.search(words, str(explain_loader_error(RuntimeError(f"DataLoader worker {torchs}"))))
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("DataLoader worker (pid(s) 12, 14, 15) exited unexpectedly"), ConnectionResetError()]
+)
+def test_every_worker_that_died_is_named(error):
+    ends = {12: -9, 13: None, 14: -9, 15: 3}
+    workers = [SimpleNamespace(pid=pid, exitcode=code, join=lambda timeout: None) for pid, code in ends.items()]
+    error.data_iterator = SimpleNamespace(_workers=workers, _worker_pids_set=False)
+    said = str(explain_loader_error(error))
+    assert said.startswith(
+        "data worker (pid 12, 14, 15) died: killed by SIGKILL and ended with exit code 3; most often"
+    )
 
 
 def test_our_own_error_in_a_worker_keeps_its_words_and_loses_the_traceback():

@@ -21,12 +21,12 @@ def run_data_profile(config: Config, *, json_to: str | None) -> int:
     from fulltilt.data.loading.profile import measure_data_path
     from fulltilt.engine.build.assemble import build_workload
     from fulltilt.engine.build.builder import check_device
-    from fulltilt.engine.ranks.world import choose_device
+    from fulltilt.engine.ranks.world import plan_devices
 
     profile = measure_data_path(
         build_workload(config).dataset(),
         batch_size=config.data.batch_size,
-        device=check_device(choose_device(config)),
+        device=check_device(plan_devices(config)[0]),
         on_device=config.data.transforms == "device",
         seed=config.run.seed,
     )

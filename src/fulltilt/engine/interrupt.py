@@ -49,9 +49,8 @@ class StopRequest:
             handler = signal.getsignal(number)
             # Ignored since the start (nohup, a background job): stays ignored. None: not a Python handler, and
             # signal.signal could not put it back.
-            if handler is not None and handler is not signal.SIG_IGN:
-                self._old[number] = handler
-                signal.signal(number, self._handle)
+            if handler not in (None, signal.SIG_IGN):
+                self._old[number] = signal.signal(number, self._handle)
 
     def restore(self) -> None:
         for number, handler in self._old.items():

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from fulltilt.engine.ranks.process import find_link
+from fulltilt.engine.ranks.process import IS_WAITING, find_link
 from fulltilt.errors import ConfigError
 from fulltilt.records import CheckpointStarted, RunEnded, RunStarted, StepsDone
 
@@ -151,7 +151,7 @@ def stop_as_it_waits(notes):
     link = find_link()
     meet(notes)
     take_steps(link, 3)
-    with link.wait_for_others():
+    with link.mark(IS_WAITING):
         if link.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         hang()

@@ -59,20 +59,19 @@ def configure(values, base_dir="."):
     return config_from_values(values, base_dir=base_dir)
 
 
-def test_a_weight_decay_of_null_is_the_optimizers_own():
-    config = configure(DIGITS | {"optim": {"optimizer": "adamw(weight_decay=null)"}})
-    run = build_run(config, default_plan({"batch_size": 64, "threads": 1}), device="cpu")
-    assert run.setup.optimizer.defaults["weight_decay"] == 0.01
+def build(optim):
+    return build_run(configure(DIGITS | {"optim": optim}), default_plan({"batch_size": 64, "threads": 1}), device="cpu")
 
 
 def test_digits_train_from_a_configuration():
-    config = configure(DIGITS | {"optim": {"optimizer": "sgd(momentum=0.9)", "lr": 0.1, "weight_decay": 0.01}})
-    run = build_run(config, default_plan({"batch_size": 64, "threads": 1}), device="cpu")
+    run = build({"optimizer": "sgd(momentum=0.9)", "lr": 0.1, "weight_decay": 0.01})
     group = run.setup.optimizer.param_groups[0]
     assert isinstance(run.setup.optimizer, torch.optim.SGD)
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.9, 0.01)
     assert run.n_samples == 1438
     assert TrainStep(run)(run.start_epoch(0), NullTimer()).loss.isfinite()
+    own = build({"optimizer": "adamw(weight_decay=null)"}).setup.optimizer.defaults["weight_decay"]
+    assert own == 0.01, "a weight decay of null is the optimizer's own"
 
 
 def test_the_model_learns_of_the_data_and_the_validation_set_is_another():
@@ -82,13 +81,10 @@ def test_the_model_learns_of_the_data_and_the_validation_set_is_another():
     assert len(workload.validation()) == 359
     assert workload.dataset() is workload.dataset(), "loaded once"
     assert workload.metrics.keys() == {"accuracy"}
-
-
-def test_transforms_belong_to_their_split():
-    values = DIGITS | {"data": {"dataset": "digits", "transform": {"train": "resize(12)", "val": "resize(10)"}}}
-    workload = build_workload(configure(values))
-    assert workload.dataset()[0][0].shape[-1] == 12
-    assert workload.validation()[0][0].shape[-1] == 10
+    data = {"dataset": "digits", "transform": {"train": "resize(12)", "val": "resize(10)"}}
+    workload = build_workload(configure(DIGITS | {"data": data}))
+    sets = workload.dataset(), workload.validation()
+    assert [dataset[0][0].shape[-1] for dataset in sets] == [12, 10], "transforms belong to their split"
 
 
 def test_a_loss_by_name_takes_its_arguments():
@@ -114,18 +110,14 @@ def test_parts_of_the_users_own(user_code):
     assert (type(optimizer), optimizer.defaults["lr"]) == (torch.optim.NAdam, 0.25)
 
 
-def test_a_workload_of_the_users_own(user_code):
+def test_a_workload_of_the_users_own_gets_an_optimizer_and_keeps_the_one_that_it_has(user_code):
     values = {"task": "assemble_user_code:workload", "optim": {"optimizer": "adam", "lr": 0.125}}
-    workload = build_workload(configure(values, user_code))
-    optimizer = workload.optimizer(workload.model().parameters())
-    assert (workload.name, type(optimizer), optimizer.defaults["lr"]) == ("mine", torch.optim.Adam, 0.125)
-
-
-def test_a_function_that_makes_the_workload_keeps_its_own_optimizer(user_code):
-    config = configure({"task": "assemble_user_code:make(width=9)", "data": {"path": "here"}}, user_code)
-    workload = build_workload(config)
-    assert workload.name == "made 9 here"
-    assert isinstance(workload.optimizer(workload.model().parameters()), torch.optim.SGD)
+    made = {"task": "assemble_user_code:make(width=9)", "data": {"path": "here"}}
+    found = []
+    for workload in (build_workload(configure(given, user_code)) for given in (values, made)):
+        optimizer = workload.optimizer(workload.model().parameters())
+        found.append((workload.name, type(optimizer), optimizer.defaults["lr"]))
+    assert found == [("mine", torch.optim.Adam, 0.125), ("made 9 here", torch.optim.SGD, 0.5)]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 import pytest
 import torch
 from torch import nn
-from training_cases import build_config, build_workload, read_weights, run_train
+from training_cases import build_config, build_cpu_run
 
-from fulltilt.config import config_from_values, plan_of
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
 from fulltilt.engine.step.average import WeightAverage
 from fulltilt.engine.step.train_step import TrainStep
@@ -15,10 +13,8 @@ from fulltilt.measure import NullTimer
 from fulltilt.measure.fake_memory import ALLOCATION_BYTES, estimate_memory
 
 
-def build(ema, **more):
-    values = {"optim": {"ema": ema}, "data": {"batch_size": 16}, "run": {"seed": 3}, "speed": {"threads": 1, **more}}
-    config = config_from_values(values, base_dir=".")
-    return build_run(config, plan_of(config), device="cpu", workload=build_workload())
+def build(ema):
+    return build_cpu_run(build_config(optim__ema=ema, speed__threads=1))
 
 
 def take_steps(run, n_steps):
@@ -49,6 +45,7 @@ def test_training_itself_is_bit_equal_with_and_without_an_average():
 def test_evaluation_takes_the_average_and_gives_the_weights_back_though_it_was_stopped():
     run, plain = build(0.99), build(None)
     weights = take_steps(run, 4)[-1]
+    assert any("running average" in note for note in run.notes)
     loader = build_validation_loader(run)
     figures = evaluate(run, loader)
     plain.setup.model.load_state_dict(weights | run.average.state_dict()["weights"])
@@ -82,21 +79,6 @@ def test_a_shared_weight_is_averaged_once():
         assert model[0].weight is model[1].weight
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_resumed_run_has_the_average_of_one_that_never_stopped(tmp_path, precision):
-    config = build_config(optim__ema=0.9, speed__precision=precision)
-    whole, expected = run_train(tmp_path / "whole", config)
-    _, recorder = run_train(tmp_path / "parts", config, max_steps=5)
-    run_train(tmp_path / "parts", config, recorder, resume=True)
-    assert recorder.list_figures() == expected.list_figures()
-    kept = [torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["average"] for name in ("whole", "parts")]
-    torch.testing.assert_close(*kept, rtol=0, atol=0)
-    assert kept[0]["n_updates"] == whole.step
-    weights = read_weights(tmp_path / "whole")
-    assert not all(torch.equal(value, weights[name]) for name, value in kept[0]["weights"].items())
-    assert any("running average" in note for note in whole.notes)
-
-
 def test_its_memory_is_in_the_estimate():
     runs = plain, averaged = build(None), build(0.9)
     options = {"batch": next(plain.start_epoch(0)), "build_step": TrainStep}
@@ -108,4 +90,4 @@ def test_its_memory_is_in_the_estimate():
 @pytest.mark.parametrize("ema", [0, 1, 1.5, True])
 def test_a_decay_outside_of_its_range_is_refused(ema):
     with pytest.raises(ConfigError, match="ema"):
-        config_from_values({"optim": {"ema": ema}}, base_dir=".")
+        build_config(optim__ema=ema)

@@ -146,25 +146,22 @@ def fill_disk(monkeypatch, *full_at):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_on_a_full_disk_the_run_stops_and_the_checkpoint_before_is_kept(tmp_path, monkeypatch, is_async):
+def test_on_a_full_disk_the_run_stops_or_goes_on_where_told_and_saves_again_later(tmp_path, monkeypatch, is_async):
+    options = {"run__async_checkpoint": is_async, "run__checkpoint_every": "2 steps"}
     fill_disk(monkeypatch, 2)
-    config, recorder = build_config(run__async_checkpoint=is_async, run__checkpoint_every="2 steps"), Recorder()
+    recorder = Recorder()
     with pytest.raises(StorageError, match=r"no checkpoint of step 4: no space .* the checkpoint of step 2 is kept"):
-        run_train(tmp_path, config, recorder)
-    assert read_step(tmp_path) == 2
+        run_train(tmp_path / "stop", build_config(**options), recorder)
+    assert read_step(tmp_path / "stop") == 2
     assert recorder.events[-1].reason.startswith("failed: StorageError")
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_told_to_continue_it_goes_on_says_so_and_saves_again_later(tmp_path, monkeypatch, is_async):
+    monkeypatch.undo()
     fill_disk(monkeypatch, 2)
-    config = build_config(run__async_checkpoint=is_async, run__checkpoint_every="2 steps", run__on_full_disk="continue")
-    result, recorder = run_train(tmp_path, config)
+    result, recorder = run_train(tmp_path / "go", build_config(run__on_full_disk="continue", **options))
     assert result.reason == "finished"
     (warning,) = recorder.list_notes("training goes on")
     assert "no checkpoint of step 4" in warning
     assert 4 not in [event.step for event in recorder.of(CheckpointSaved)]
-    assert read_step(tmp_path) == 12
+    assert read_step(tmp_path / "go") == 12
 
 
 @pytest.mark.parametrize(("every", "n_saved", "kept"), [("1 epoch", 1, "step 6 is kept, --resume"), (None, 0, "no")])

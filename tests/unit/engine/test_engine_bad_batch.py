@@ -1,11 +1,22 @@
-"""A loss that is not finite is traced to its step, and the batch of that step is stored."""
+"""What ends a run is told in the user's terms; the batch of a loss that is not finite is stored."""
 
 import pytest
 import torch
-from training_cases import CONSTANT, N_FEATURES, N_SAMPLES, Points, PointStream, build_config, build_workload, run_train
+from training_cases import (
+    CONSTANT,
+    N_FEATURES,
+    N_SAMPLES,
+    Points,
+    PointStream,
+    Recorder,
+    build_config,
+    build_workload,
+    run_train,
+)
 
-from fulltilt.engine.loop.bad_batch import describe_batch, find_bad_step
-from fulltilt.errors import NonFiniteLossError
+from fulltilt.engine.loop.bad_batch import describe_batch, find_bad_step, suggest_stability
+from fulltilt.errors import DataError, NonFiniteLossError, UsageError
+from fulltilt.records import RunEnded
 
 NAN = float("nan")
 
@@ -46,12 +57,6 @@ def test_a_sample_of_a_stream_is_named_by_its_place_in_the_batch(tmp_path):
     assert load(tmp_path)["indices"] is None
 
 
-def test_finite_data_is_said_to_be_finite(tmp_path):
-    workload = build_workload(loss=lambda outputs, targets: outputs.sum() * NAN)
-    with pytest.raises(NonFiniteLossError, match=r"step 1 .* all its values are finite"):
-        run_train(tmp_path, workload=workload)
-
-
 def test_a_batch_that_cannot_be_read_again_leaves_the_message_about_the_loss(tmp_path):
     class Once(Poisoned):
         n_read = 0
@@ -78,3 +83,39 @@ def test_the_first_loss_that_is_not_finite_decides(losses, expected):
 def test_many_bad_samples_are_counted():
     batch = (torch.full((9, N_FEATURES), NAN), torch.zeros(9))
     assert "sample 0, 1, 2, 3, 4 and 4 more of the batch" in describe_batch([batch], None)
+
+
+def test_code_that_calls_sys_exit_does_not_end_as_if_all_were_well(tmp_path):
+    class Leaves(Points):
+        def __getitem__(self, index):
+            if index == 50:
+                raise SystemExit(0)
+            return super().__getitem__(index)
+
+    recorder = Recorder()
+    with pytest.raises(UsageError, match=r"called sys.exit\(0\) after step \d"):
+        run_train(tmp_path, recorder=recorder, workload=build_workload(dataset=Leaves))
+    assert recorder.of(RunEnded)[0].reason == "failed: sys.exit(0) was called"
+
+
+def test_a_target_beyond_the_outputs_is_told_as_one(tmp_path):
+    class Wrong(Points):
+        def __getitem__(self, index):
+            inputs, target = super().__getitem__(index)
+            return inputs, target + 4
+
+    with pytest.raises(DataError, match=r"a target is [456], and the model has fewer outputs"):
+        run_train(tmp_path, workload=build_workload(dataset=Wrong))
+
+
+def test_an_operator_without_a_deterministic_form_is_named_with_the_setting(tmp_path):
+    def put(outputs, targets):
+        return outputs.put(torch.zeros(1, dtype=torch.int64), torch.zeros(1)).mean()
+
+    with pytest.raises(UsageError, match=r"put_? has no form on cpu .*set run.deterministic to false"):
+        run_train(tmp_path, build_config(run__deterministic=True), workload=build_workload(loss=put))
+
+
+def test_advice_does_not_name_a_precision_that_would_change_nothing():
+    assert "precision" in suggest_stability("fp16")
+    assert "precision" not in suggest_stability("fp32")

@@ -1,4 +1,4 @@
-"""A window with gradient caching has the loss and the gradient of one large batch; plain accumulation has not."""
+"""A window has the gradient of one large batch; of a loss that compares samples, with gradient caching only."""
 
 import random
 
@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from fulltilt.engine.measured.measurement import run_measured
 from fulltilt.engine.measured.probes import run_memory_probe
 from fulltilt.errors import UsageError
 from fulltilt.tasks.losses import NtXent
@@ -40,11 +39,23 @@ def build(batch_size, accumulate, **more):
     return step_cases.build_small_run(batch_size, accumulate, **given | more)
 
 
+def make_double(batch, generator):
+    return batch[0].double(), batch[1]
+
+
+PLAIN = {"loss": nn.CrossEntropyLoss(), "prepare": make_double, "couples_samples": False}
+
+
+@pytest.mark.parametrize("kind", [{}, PLAIN], ids=["cached", "plain"])
 @pytest.mark.parametrize("clip_norm", [None, 0.01])
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(16, 4), (32, 2), (8, 8)])
-def test_the_window_is_one_batch(batch_size, accumulate, clip_norm):
-    whole = train(build(64, 1, clip_norm=clip_norm))
-    assert_same(whole, train(build(batch_size, accumulate, clip_norm=clip_norm)))
+def test_the_window_is_one_batch_also_where_the_end_of_the_epoch_cuts_it_short(batch_size, accumulate, clip_norm, kind):
+    whole = train(build(64, 1, clip_norm=clip_norm, **kind))
+    run = build(batch_size, accumulate, clip_norm=clip_norm, **kind)
+    parts = train(run)
+    assert_same(whole, parts)
+    assert [o.n_micro for o in parts[0]] == [accumulate, -(-36 // batch_size)] * 2
+    assert run.steps_per_epoch == 2
 
 
 def test_plain_accumulation_is_another_loss():
@@ -74,10 +85,34 @@ def test_mixed_precision_is_close_to_the_large_batch(precision, rtol, atol):
         assert parts.setup.scaler.get_scale() == 2.0**16, "no step overflowed"
 
 
-def test_clipping_sees_the_unscaled_gradient_of_the_window():
-    assert min(compute_norms(train(build(16, 4, **FLOAT), 1)[1])) > 1e-3
-    clipped = build(16, 4, clip_norm=1e-3, plan={"precision": "fp16"}, **FLOAT)
-    assert compute_norms(train(clipped, 1)[1]) == pytest.approx([1e-3, 1e-3], rel=1e-2)
+@pytest.mark.parametrize(("kind", "precision", "norm"), [(FLOAT, "fp16", 1e-3), (PLAIN, "fp32", 0.05)])
+def test_clipping_sees_the_unscaled_gradient_of_the_window(kind, precision, norm):
+    assert min(compute_norms(train(build(16, 4, **kind), 1)[1])) > norm
+    clipped = build(16, 4, clip_norm=norm, plan={"precision": precision}, **kind)
+    assert compute_norms(train(clipped, 1)[1]) == pytest.approx([norm, norm], rel=1e-2)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_fp16_gradients_are_unscaled_before_clipping_and_stepping(fused):
+    common = PLAIN | {"model": build_float, "prepare": None, "clip_norm": 0.05}
+    whole = train(build(64, 1, plan={"fused_optimizer": fused}, **common))
+    scaled = build(16, 4, plan={"fused_optimizer": fused, "precision": "fp16"}, **common)
+    parts = train(scaled)
+    assert_same(whole, parts, rtol=0.1, atol=2e-3)
+    assert [float(o.loss) for o in parts[0]] == pytest.approx([float(o.loss) for o in whole[0]], rel=1e-2, abs=1e-3)
+    assert scaled.setup.scaler.get_scale() == 2.0**16, "no step overflowed"
+
+
+def test_a_step_that_overflows_leaves_the_weights_and_halves_the_scale():
+    def overflow(outputs, targets):
+        return outputs.double().square().mean() * 1e38
+
+    given = PLAIN | {"loss": overflow, "model": build_float, "prepare": None}
+    run = build(16, 2, plan={"precision": "fp16"}, **given)
+    before = [p.detach().clone() for p in run.setup.model.parameters()]
+    take_step(run)
+    assert all(map(torch.equal, run.setup.model.parameters(), before))
+    assert run.setup.scaler.get_scale() == 2.0**15
 
 
 class Noisy(nn.Module):
@@ -235,12 +270,6 @@ def test_checkpointed_activations_give_the_same_gradients():
     free = train(build(16, 4, model=build_blocks))
     saved = train(build(16, 4, model=build_blocks, plan={"activation_checkpointing": True}))
     assert_same(free, saved)
-
-
-def test_a_trial_measures_it():
-    measurement = run_measured(build(16, 4), n_steps=4, max_measure_s=5)
-    assert measurement.observed["accumulate"] == 4
-    assert measurement.samples_per_s > 0
 
 
 def test_memory_on_fake_tensors_is_that_of_a_micro_batch_and_what_the_window_holds():

@@ -96,8 +96,9 @@ def test_a_file_that_vanishes_while_files_are_counted_ends_nothing(run, monkeypa
 TWO = {"run": {"device": "cpu", "n_ranks": 2}, "data": {"batch_size": 7, "num_workers": 1}}
 
 
-def test_over_ranks_the_step_is_that_of_one_ranks_part_and_none_is_started(run):
+def test_over_ranks_the_step_is_that_of_one_ranks_part_and_none_is_started(run, monkeypatch):
     seen = []
+    monkeypatch.setattr(checks, "read_memory_limit_bytes", lambda: 40 * GIB)
 
     def measure(outputs, targets):
         seen.append((os.getpid(), len(targets)))
@@ -109,13 +110,8 @@ def test_over_ranks_the_step_is_that_of_one_ranks_part_and_none_is_started(run):
     assert "2 ranks; of a micro-batch of 7 they get 4, 3 samples" in items["ranks"].text
     assert "64 samples, 10 steps an epoch" in items["build"].text
     assert items["data workers"].text.startswith("2 data workers of 2 ranks")
-    assert not [name for name, item in items.items() if item.verdict == "problem"]
-
-
-def test_ranks_on_a_cpu_share_its_memory(run, monkeypatch):
-    monkeypatch.setattr(checks, "read_memory_limit_bytes", lambda: 40 * GIB)
-    items = run(values=TWO)
     assert "of 20.00 GiB a rank, of 2 ranks (" in items["memory"].text
+    assert not [name for name, item in items.items() if item.verdict == "problem"]
 
 
 @pytest.mark.parametrize(
@@ -149,18 +145,10 @@ def test_the_gpu_is_shown_with_what_is_free_and_who_uses_it(monkeypatch):
     assert "pid 4711" in items["other processes"].text
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (
-            MemoryError("Unable to allocate 7 GiB"),
-            "out of memory: MemoryError: Unable to allocate 7 GiB; use a smaller",
-        ),
-        (ValueError(""), "ValueError: no message"),
-    ],
-)
-def test_an_error_is_told_in_the_users_terms(error, said):
-    assert describe_error(error).startswith(said)
+def test_an_error_is_told_in_the_users_terms():
+    said = describe_error(MemoryError("Unable to allocate 7 GiB"))
+    assert said.startswith("out of memory: MemoryError: Unable to allocate 7 GiB; use a smaller")
+    assert describe_error(ValueError("")) == "ValueError: no message"
 
 
 def test_the_disk_needs_three_times_the_state_of_model_and_optimizer(run):

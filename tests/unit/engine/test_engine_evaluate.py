@@ -56,13 +56,10 @@ def test_the_model_is_in_evaluation_mode_without_a_graph_and_every_layer_gets_it
     assert set(numerics) == {(torch.bfloat16, False)}, "the precision of training"
     assert [m.training for m in run.setup.model] == [True, False, True, True, True]
     assert torch.equal(run.setup.model[1].running_mean, statistics)
-
-
-def test_modes_come_back_after_an_error(make_run):
     run = make_run(metrics={"bad": fail(ValueError("metric"))})
     with pytest.raises(ValueError, match="metric"):
         evaluate(run, build_validation_loader(run))
-    assert run.setup.model.training
+    assert run.setup.model.training, "after an error too"
 
 
 def test_training_goes_on_as_if_there_had_been_no_evaluation(tmp_path):

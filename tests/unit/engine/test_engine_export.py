@@ -99,17 +99,14 @@ def test_tied_weights_keep_all_their_names(folder, tmp_path):
     assert torch.equal(tensors["transposed"], model.transposed)
 
 
-def test_a_folder_without_a_checkpoint_is_refused(tmp_path, capsys):
+def test_a_folder_without_a_checkpoint_is_refused_and_without_evaluations_nothing_is_said_of_metrics(tmp_path, capsys):
     out = tmp_path / "w.safetensors"
     with pytest.raises(RunFolderError, match="holds no checkpoint"):
         export_weights(tmp_path, out)
     assert run_command(["export", str(tmp_path / "nowhere"), str(out)]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_a_run_without_evaluation_says_nothing_of_metrics(tmp_path):
     run_train(tmp_path, workload=build_workload(validation=None), epochs=1)
-    metadata = export_weights(tmp_path, tmp_path / "w.safetensors").metadata
+    metadata = export_weights(tmp_path, out).metadata
     assert metadata["fulltilt.metrics"] == "{}"
     assert "fulltilt.metrics_step" not in metadata

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from torch import nn, optim
-from training_cases import build_config, build_workload, run_train
 
 from fulltilt.engine.build.optimizers import OPTIMIZERS, JointOptimizer
 from fulltilt.engine.step.schedule import LearningRate
@@ -64,17 +63,6 @@ def test_a_schedule_scales_all_parts_and_a_deep_copy_steps_by_itself():
     assert equal(model, before)
     take_steps(model, [optimizer], 1)
     assert equal(model, twin_model)
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_run_with_muon_learns_and_resumes_bit_equal(tmp_path, precision):
-    config = build_config(run__epochs=4, speed__precision=precision)
-    workload = build_workload(optimizer=lambda parameters: OPTIMIZERS["muon"](parameters, lr=0.05, other_lr=0.02))
-    whole, expected = run_train(tmp_path / "whole", config, workload=workload)
-    assert whole.metrics["accuracy"] > 0.8
-    _, recorder = run_train(tmp_path / "parts", config, workload=workload, max_steps=8)
-    run_train(tmp_path / "parts", config, recorder, workload=workload, resume=True)
-    assert recorder.list_figures() == expected.list_figures()
 
 
 def test_a_model_without_matrices_is_refused():

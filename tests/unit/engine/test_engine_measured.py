@@ -8,21 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from step_cases import build_small_run
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 from training_cases import fail
 
 from fulltilt.data.transforms.batch_transform import BatchTransform
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.measured.measurement import EndlessSteps, check_observed, measure_flops, run_measured
 from fulltilt.engine.step.train_step import TrainStep
-from fulltilt.errors import DataError, NonFiniteLossError, TrainingError
-from fulltilt.levers import default_plan, load_catalogue
+from fulltilt.errors import NonFiniteLossError, TrainingError
+from fulltilt.levers import load_catalogue
 from fulltilt.measure import NullTimer
 from fulltilt.measure.nested import slice_samples
 from fulltilt.records import Measurement, decode, encode
-from fulltilt.tasks import Workload
 
 
 def build_model() -> nn.Module:
@@ -34,9 +33,7 @@ def build_dataset() -> Dataset:
 
 
 def build(plan: dict[str, Any] | None = None, **fields: Any) -> Run:
-    given = {"model": build_model, "dataset": build_dataset, "loss": nn.CrossEntropyLoss()}
-    full = default_plan({"batch_size": 16, "threads": 1} | (plan or {}))
-    return build_run(None, full, device="cpu", workload=Workload(**given | fields), seed=1)
+    return build_small_run(16, plan=plan, **{"model": build_model, "dataset": build_dataset} | fields)
 
 
 def test_a_measurement_holds_what_ran():
@@ -93,50 +90,25 @@ def test_a_value_that_is_not_in_force_is_an_error():
     assert caught.value.remedy == remedy
 
 
-def test_a_model_that_changes_the_threads_is_caught():
+def test_a_model_that_changes_the_threads_or_cannot_be_compiled_is_caught(monkeypatch):
     class Greedy(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             torch.set_num_threads(2)
             return super().forward(input)
-
-    try:
-        with pytest.raises(TrainingError, match="threads: plan says 1, in force 2"):
-            run_measured(build(model=lambda: Greedy(12, 3)), n_steps=4)
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_a_model_that_cannot_be_compiled_is_caught(monkeypatch):
-    monkeypatch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)  # nothing comes to be compiled
 
     class Eager(nn.Linear):
         @torch._dynamo.disable
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return super().forward(input)
 
+    monkeypatch.setattr("fulltilt.engine.build.facts.has_c_compiler", lambda: True)  # nothing comes to be compiled
     with pytest.raises(TrainingError, match="compile: plan says True, in force False"):
         run_measured(build({"compile": True}, model=lambda: Eager(12, 3)), n_steps=4)
-
-
-def test_recomputation_is_not_counted_as_flops():
-    def count(**plan: Any) -> Any:
-        run = build(plan)
-        return measure_flops(run, next(run.start_epoch(0)))
-
-    assert count(activation_checkpointing=True) == count()
-    assert count()[2] is None
-
-
-def test_flops_that_cannot_be_counted_have_a_reason():
-    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if len(outputs) != 16:
-            raise ValueError("only batches of 16")
-        return nn.functional.cross_entropy(outputs, targets)
-
-    run = build(loss=loss)
-    per_sample, coverage, reason = measure_flops(run, next(run.start_epoch(0)))
-    assert (per_sample, coverage) == (None, None)
-    assert reason == "the step could not be counted with 8 samples: only batches of 16"
+    try:
+        with pytest.raises(TrainingError, match="threads: plan says 1, in force 2"):
+            run_measured(build(model=lambda: Greedy(12, 3)), n_steps=4)
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_samples_are_taken_from_nested_batches():
@@ -148,13 +120,20 @@ def test_samples_are_taken_from_nested_batches():
     assert small[1][1] == "text"
 
 
-def test_a_stream_that_runs_dry_is_an_error():
-    class Dry(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(())
+def test_flops_are_those_without_recomputation_or_have_a_reason():
+    def measure(plan: dict[str, Any], **fields: Any) -> Any:
+        run = build(plan, **fields)
+        return measure_flops(run, next(run.start_epoch(0)))
 
-    with pytest.raises(DataError, match="yielded no batch in epoch 1"):
-        run_measured(build(dataset=Dry), n_steps=4)
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if len(outputs) != 16:
+            raise ValueError("only batches of 16")
+        return nn.functional.cross_entropy(outputs, targets)
+
+    assert measure({"activation_checkpointing": True}) == measure({})
+    assert measure({})[2] is None
+    reason = "the step could not be counted with 8 samples: only batches of 16"
+    assert measure({}, loss=loss) == (None, None, reason)
 
 
 def test_flops_of_a_mixed_batch_are_counted_where_the_model_is(monkeypatch):

@@ -1,5 +1,11 @@
 """Two ranks train as one does: losses, gradients, metrics and weights, and checkpoints that pass between them."""
 
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import parallel_cases
 import pytest
 import torch
@@ -133,3 +139,37 @@ def test_two_gpus_train_as_one_does(tmp_path, name):
     _, figures = run_case(name, tmp_path / "one", device="cuda:0")
     _, figures_of_two = run_case(name, tmp_path / "two", device=[0, 1])
     assert flatten(figures_of_two) == pytest.approx(flatten(figures), rel=1e-3, abs=1e-4)
+
+
+CONFIG = """
+task: classification
+model: small_cnn(width=4)
+data: {dataset: digits, transform: normalize, batch_size: 60, num_workers: 0}
+optim: {optimizer: sgd, lr: 0.05}
+run: {epochs: 2, device: cpu, seed: 3, log_every_n_steps: 5}
+"""
+
+
+def run_command(command, folder, *options):
+    arguments = [*command, "-m", "fulltilt", "train", str(folder.parent / "tiny.yaml"), "--out", str(folder), *options]
+    where = {"cwd": Path(__file__).parents[3], "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, **where)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def read_losses(folder):
+    with (folder / "steps.csv").open() as steps, (folder / "epochs.csv").open() as epochs:
+        return [float(row["loss"]) for rows in (steps, epochs) for row in csv.DictReader(rows)]
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc_per_node", "2"]
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_train_as_two_of_ours(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(CONFIG)
+    run_command(TORCHRUN, tmp_path / "torchrun")
+    run_command([], tmp_path / "ours", "run.n_ranks=2")
+    theirs, ours = (read_losses(tmp_path / name) for name in ("torchrun", "ours"))
+    assert len(ours) > 8
+    assert theirs == ours

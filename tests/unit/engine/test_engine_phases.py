@@ -109,21 +109,6 @@ def test_the_configured_transform_makes_the_views(folder):
     torch.testing.assert_close(bank.get_batch([5])[0], bank.get_batch([5])[0], rtol=0, atol=0)
 
 
-def test_every_phase_runs_and_is_not_trained_again(folder, tmp_path):
-    first = run("pretrain", folder, tmp_path)
-    assert first.reason == "finished"
-    assert set(first.metrics) == {"knn_accuracy"}
-    probe = run("probe", folder, tmp_path)
-    assert probe.metrics["accuracy"] > 0.8, "the patterns are plain to see"
-    cluster = run("cluster", folder, tmp_path)
-    assert set(cluster.metrics) == {"cluster_accuracy", "nmi", "purity", "f1"}
-    for phase, before in (("pretrain", first), ("probe", probe), ("cluster", cluster)):
-        again = run(phase, folder, tmp_path, resume=True)
-        assert (again.step, again.metrics) == (before.step, before.metrics)
-        with pytest.raises(RunFolderError, match="--resume"):
-            run(phase, folder, tmp_path)
-
-
 @pytest.fixture(scope="module")
 def image_files(folder, tmp_path_factory):
     """The same images as files, one folder a class."""
@@ -232,7 +217,14 @@ def test_the_command_runs_all_phases_and_writes_json(file, tmp_path, capsys):
     assert document["version"] == 1
     assert list(document["phases"]) == ["pretrain", "probe", "cluster"]
     assert 0 <= document["phases"]["cluster"]["metrics"]["nmi"] <= 1
+    metrics = {phase: document["phases"][phase]["metrics"] for phase in document["phases"]}
+    assert set(metrics["pretrain"]) == {"knn_accuracy"}
+    assert set(metrics["cluster"]) == {"cluster_accuracy", "nmi", "purity", "f1"}
     assert run_command([*words, *options]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert run_command([*words, *options, "--resume"]) == 0
+    again = json.loads((tmp_path / "r.json").read_text())["phases"]
+    assert {phase: again[phase]["metrics"] for phase in again} == metrics, "no phase is trained again"
     assert run_command([*words, "--phases", "cluster", "--cluster-epochs", "5", "--resume"]) == 0
 
 
@@ -242,15 +234,12 @@ def test_flags_out_of_range_are_told(file, flags, capsys):
     assert flags[0] in capsys.readouterr().err
 
 
-def test_the_configuration_of_the_guide_says_what_the_guide_says():
+def test_the_configuration_of_the_guide_says_what_the_guide_says_and_builds_on_images_in_the_format(folder):
     config = load_config("configs/stl10_config.yaml")
     assert (config.data.batch_size, config.data.num_workers, config.data.pin_memory) == (128, 6, True)
     assert (config.speed.accumulate, config.speed.precision, config.speed.cudnn_benchmark) == (4, "auto", True)
     assert config.speed.empty_cache_every == "5 epochs"
     assert "gradient_accumulation" in config.provenance["speed.accumulate"]
-
-
-def test_the_configuration_of_the_guide_builds_on_images_in_the_format(folder):
     words = [f"data.path={folder}", "data.batch_size=8", "model=small_cnn(width=4)"]
     workload = build_workload(load_config("configs/stl10_config.yaml", words))
     assert workload.couples_samples

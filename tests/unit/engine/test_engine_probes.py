@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from step_cases import build_small_run
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
+from fulltilt.engine.measured.measurement import run_measured
 from fulltilt.engine.measured.probes import N_RESIDENT, run_device_probe, run_loader_probe, run_memory_probe
 from fulltilt.errors import DataError, FakeRunError
-from fulltilt.levers import default_plan
-from fulltilt.tasks import Workload
 
 SLOW_S = 0.002  # per sample in the loader, or per call of the model
 
@@ -45,9 +44,8 @@ class SlowModel(nn.Module):
 
 
 def build(plan: dict[str, Any] | None = None, *, load_s: float = 0.0, step_s: float = 0.0, **fields: Any) -> Run:
-    given = {"model": lambda: SlowModel(step_s), "dataset": lambda: SlowRows(load_s), "loss": nn.CrossEntropyLoss()}
-    full = default_plan({"batch_size": 8, "threads": 1} | (plan or {}))
-    return build_run(None, full, device="cpu", workload=Workload(**given | fields), seed=1)
+    given = {"model": lambda: SlowModel(step_s), "dataset": lambda: SlowRows(load_s), "optimizer": None}
+    return build_small_run(8, plan=plan, **given | fields)
 
 
 def test_a_device_probe_does_not_wait_for_data():
@@ -111,11 +109,11 @@ def test_a_memory_probe_that_needs_the_data_says_so():
         run_memory_probe(run)
 
 
-@pytest.mark.parametrize("probe", [run_device_probe, run_loader_probe])
-def test_a_dataset_without_a_batch_is_an_error(probe):
+@pytest.mark.parametrize("measure", [run_device_probe, run_loader_probe, run_measured])
+def test_a_dataset_without_a_batch_is_an_error(measure):
     class Empty(IterableDataset):
         def __iter__(self):
             return iter(())
 
-    with build(dataset=Empty) as run, pytest.raises(DataError, match="yielded no batch"):
-        probe(run, n_steps=4, max_measure_s=0.5)
+    with build(dataset=Empty) as run, pytest.raises(DataError, match="yielded no batch in epoch"):
+        measure(run, n_steps=4, max_measure_s=0.5)

@@ -14,7 +14,7 @@ import rank_bodies
 
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.ranks.group import run_ranks
-from fulltilt.engine.ranks.process import N_CELLS, Link, Marks
+from fulltilt.engine.ranks.process import IS_ALONE, N_CELLS, Link, Marks
 from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, RankHungError, UsageError
 from fulltilt.records import CheckpointStarted, Noted, RunEnded, StepsDone
 
@@ -75,9 +75,10 @@ def test_listeners_stay_in_the_parent_and_have_stored_what_a_checkpoint_counts_o
     ],
 )
 def test_one_that_fails_ends_all_and_is_named(notes, how, kind, words):
-    events = []
+    events, given = [], {"max_restarts": 3 if kind is ConfigError else 0}
     with pytest.raises(kind) as caught:
-        run(rank_bodies.fail, [events.append], who=1, how=how, notes=notes)
+        run(rank_bodies.fail, [events.append], who=1, how=how, notes=notes, **given)
+    assert len(Path(notes).read_text().split()) == 2, "a mistake of the user is not tried again"
     assert all(word in str(caught.value) for word in words), str(caught.value)
     # Rank 0 could not say that the run had ended; its files are closed all the same.
     (ended,) = [event for event in events if isinstance(event, RunEnded)]
@@ -134,12 +135,6 @@ def test_a_death_restarts_all_so_often_as_allowed(tmp_path):
     assert [event.message.rpartition("; ")[2] for event in events if isinstance(event, Noted)] == [
         f"all ranks start again from the newest checkpoint ({n} of 2 restarts)" for n in (1, 2)
     ]
-
-
-def test_a_mistake_of_the_user_is_not_tried_again(notes):
-    with pytest.raises(ConfigError):
-        run(rank_bodies.fail, who=1, how="raise_own", notes=notes, max_restarts=3)
-    assert len(Path(notes).read_text().split()) == 2
 
 
 def test_what_cannot_travel_is_refused_before_anything_starts():
@@ -207,8 +202,8 @@ def test_waiting_inside_waiting_goes_on_until_the_outer_one_ends(tmp_path):
         mine, theirs = Pipe()
         with mine, theirs:
             link, seen = Link(mine, marks, 0), []
-            with link.work_alone():
-                with link.work_alone():
+            with link.mark(IS_ALONE):
+                with link.mark(IS_ALONE):
                     seen.append(marks.read(0).is_alone)
                 seen.append(marks.read(0).is_alone)
             assert [*seen, marks.read(0).is_alone] == [1, 1, 0]

@@ -18,7 +18,7 @@ from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.measured import rehearsal
 from fulltilt.engine.measured.measurement import run_measured
 from fulltilt.engine.measured.probes import run_device_probe, run_memory_probe
-from fulltilt.engine.measured.rehearsal import MAX_LOOKS, RepeatedBatch, find_largest_samples
+from fulltilt.engine.measured.rehearsal import MAX_LOOKS, find_largest_samples
 from fulltilt.errors import DeviceMemoryError, NonFiniteLossError
 
 
@@ -72,11 +72,15 @@ def build(settings=None, **changes):
     return build_run(config, plan_of(config).replace(threads=1), device="cpu", workload=build_workload(**changes))
 
 
-def measure(run):
-    parts = []
+def measure(run, how=run_measured, on_part=lambda part: None):
+    parts, options = [], {"max_warmup_s": 1.0} if how is run_measured else {}
+
+    def note(part):
+        parts.append(part)
+        on_part(part)
+
     with run:
-        result = run_measured(run, n_steps=4, max_measure_s=1.0, max_warmup_s=1.0, on_part=parts.append)
-    return result, parts
+        return how(run, n_steps=4, max_measure_s=1.0, on_part=note, **options), parts
 
 
 def list_memory_notes(result):
@@ -125,13 +129,7 @@ def test_steps_on_the_largest_samples_follow_where_samples_differ_in_size(accumu
     seen = run.setup.model.seen
     assert seen[True][-2 * accumulate :] == [(16, 40)] * 2 * accumulate, "all micro-batches of a window"
     assert seen[False] == [(16, 40)], "the long one is the last of the validation set"
-
-
-def test_a_device_probe_takes_steps_on_the_largest_samples_too():
-    parts = []
-    with build(**LENGTHS) as run:
-        run_device_probe(run, n_steps=4, max_measure_s=1.0, on_part=parts.append)
-    assert parts[0] == "largest samples"
+    assert measure(build(**LENGTHS, validation=None), run_device_probe)[1][0] == "largest samples", "in a probe too"
 
 
 def test_samples_that_are_stacked_are_not_looked_at():
@@ -164,11 +162,6 @@ def test_looking_for_the_largest_ends_when_its_time_is_over():
     assert found.indices[0] == 1
 
 
-def test_a_batch_is_repeated_as_the_loader_joins_it():
-    batches = list(RepeatedBatch(load(Words()), [29, 0], 3))
-    assert [tuple(batch[0].shape) for batch in batches] == [(2, 40)] * 3
-
-
 def refuse(words):
     class Refusing(nn.Linear):
         def forward(self, inputs):
@@ -191,6 +184,9 @@ def test_out_of_memory_in_a_part_ends_the_trial_and_names_the_part(parts, words)
         measure(build(**parts))
 
 
+COSINE, STREAM = {"optim__schedule": "cosine"}, {"dataset": PointStream}
+
+
 @pytest.mark.parametrize(
     ("settings", "fields", "parts", "said"),
     [
@@ -198,6 +194,8 @@ def test_out_of_memory_in_a_part_ends_the_trial_and_names_the_part(parts, words)
         ({}, {"validation": None}, ["checkpoint"], None),
         ({}, {"model": refuse("shapes do not fit")}, ["evaluation", "checkpoint"], "shapes do not fit"),
         ({}, {"assess": fail(AssertionError("ran"))}, ["evaluation", "checkpoint"], "assessment of points"),
+        # A schedule of a stream has no end; the learning rate is never set here.
+        *((COSINE | {"optim__warmup": n}, STREAM, ["evaluation", "checkpoint"], None) for n in (0, 500)),
     ],
 )
 def test_what_cannot_be_rehearsed_is_left_out_and_said_so(settings, fields, parts, said):
@@ -208,50 +206,33 @@ def test_what_cannot_be_rehearsed_is_left_out_and_said_so(settings, fields, part
     assert result.samples_per_s > 0
 
 
-def test_a_checkpoint_that_no_disk_takes_or_no_deadline_leaves_time_for_is_a_note(tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_nothing_is_left_of_the_checkpoint_and_one_without_a_disk_or_time_is_a_note(tmp_path, monkeypatch, is_async):
+    settings = {"run__async_checkpoint": is_async}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result, _ = measure(build(settings))
+    assert not list(tmp_path.iterdir())
+    assert list_memory_notes(result) == []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    result, parts = measure(build())
+    result, parts = measure(build(settings))
     assert parts[-1] == "checkpoint"
     assert any("a checkpoint could not be rehearsed" in note and "gone" in note for note in result.notes)
     monkeypatch.setattr(rehearsal, "MAX_CHECKPOINT_BYTES", 10)
-    result, parts = measure(build())
+    result, parts = measure(build(settings))
     assert parts == ["evaluation"]
     assert any("takes too long for a trial; the peak is without it" in note for note in result.notes)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_nothing_is_left_of_the_checkpoint(tmp_path, monkeypatch, is_async):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    result, _ = measure(build({"run__async_checkpoint": is_async}))
-    assert not list(tmp_path.iterdir())
-    assert list_memory_notes(result) == []
 
 
 def test_weights_that_cannot_be_saved_end_the_trial():
     """The last loss was finite still; ``train`` would stop at its first checkpoint."""
     run = build(validation=None)
-
-    def spoil(part):
-        nn.init.constant_(run.setup.model[0].bias, float("nan"))
-
-    with run, pytest.raises(NonFiniteLossError, match="parameters hold NaN"):
-        run_measured(run, n_steps=4, max_measure_s=1.0, max_warmup_s=1.0, on_part=spoil)
-
-
-@pytest.mark.parametrize("warmup", [0, 500])
-def test_a_stream_with_a_schedule_is_rehearsed_too(warmup):
-    settings = {"optim__schedule": "cosine", "optim__warmup": warmup}
-    assert measure(build(settings, dataset=PointStream))[1] == ["evaluation", "checkpoint"]
+    with pytest.raises(NonFiniteLossError, match="parameters hold NaN"):
+        measure(run, on_part=lambda part: nn.init.constant_(run.setup.model[0].bias, float("nan")))
 
 
 def test_workers_of_an_epoch_that_ends_before_the_evaluation_are_gone_by_then():
     alive = []
-
-    def look(part):
-        alive.append(len(multiprocessing.active_children()))
-
-    with build({"data__num_workers": 1}) as run:
-        run_measured(run, n_steps=4, max_measure_s=1.0, max_warmup_s=1.0, on_part=look)
+    measure(build({"data__num_workers": 1}), on_part=lambda part: alive.append(len(multiprocessing.active_children())))
     assert alive[0] == 0
 
 

@@ -2,16 +2,24 @@
 
 import time
 
+import parallel_cases
 import pytest
 import torch
 import training_cases as cases
+from parallel_cases import build_plain_workload, build_sgd
 from torch import nn
-from training_cases import CONSTANT, Points, PointStream, Recorder, build_config, fail, run_train
+from training_cases import CONSTANT, Points, PointStream, Recorder, build_config, build_cpu_run, fail, run_train
 
+from fulltilt.engine.announce import Announcer
 from fulltilt.engine.loop import session
-from fulltilt.engine.loop.replan import MAX_REPLANS
-from fulltilt.engine.loop.sizes import LastStep
-from fulltilt.errors import DeviceMemoryError
+from fulltilt.engine.loop.launch import plan_again
+from fulltilt.engine.loop.replan import MAX_REPLANS, RankReplanError
+from fulltilt.engine.loop.session import Restart
+from fulltilt.engine.loop.sizes import LastStep, Sizes, find_obstacle, plan_sizes
+from fulltilt.engine.ranks.causes import Cause
+from fulltilt.engine.ranks.process import describe_failure
+from fulltilt.engine.ranks.world import World
+from fulltilt.errors import ConfigError, DeviceMemoryError
 from fulltilt.records import EpochDone, Evaluated, Replanned, RunEnded, RunStarted, StepsDone
 
 
@@ -81,24 +89,26 @@ def test_at_the_first_step_the_run_becomes_the_one_with_smaller_micro_batches(tm
 def test_in_the_middle_of_a_window_the_last_whole_step_is_what_it_goes_on_from(tmp_path):
     """The second micro-batch of step 3 fails: BatchNorm has seen the first one, which must not count."""
     config = build_config(data__batch_size=16, speed__accumulate=2, run__log_every_n_steps=1, run__epochs=3)
-    result, recorder = run(tmp_path / "replanned", config, card=(8, 5), model=build_norm_model)
+    options = {"model": build_norm_model, "training_metrics": True}
+    result, recorder = run(tmp_path / "replanned", config, card=(8, 5), **options)
     assert list_sizes(recorder) == [(2, 0, 8, 4, None)]
+    (note,) = recorder.list_notes("out of memory")
+    assert "after step 2 with batch_size 16 × accumulate 2 (CUDA out of memory. Tried to allocate 10 rows.)" in note
+    assert "batch_size 8 × accumulate 4 from now on, the effective batch stays 32" in note
+    assert "BatchNorm sees 8 samples at a time instead of 16" in note
+    assert note in result.notes
+    assert [e.attempt for e in recorder.of(RunStarted)] == [0, 1]
+    assert [e.reason for e in recorder.of(RunEnded)] == ["finished"]
 
     folder = tmp_path / "by hand"
-    _, by_hand = run(folder, config, model=build_norm_model, max_steps=2)
+    _, by_hand = run(folder, config, max_steps=2, **options)
     sizes = {"batch_size": 8, "accumulate": 4, "val_batch_size": None}
     torch.save(cases.read_state(folder) | {"sizes": sizes}, folder / "checkpoint.pt")
-    expected, _ = run(folder, config, by_hand, model=build_norm_model, resume=True)
+    expected, _ = run(folder, config, by_hand, resume=True, **options)
     assert list_steps(recorder) == list_steps(by_hand)
+    assert [e.metrics for e in recorder.of(EpochDone)] == [e.metrics for e in by_hand.of(EpochDone)]
     assert result.metrics == expected.metrics
     cases.assert_equal_weights(cases.read_weights(tmp_path / "replanned"), cases.read_weights(folder))
-
-
-def test_training_metrics_leave_the_dropped_window_out(tmp_path):
-    config = build_config(data__batch_size=16, speed__accumulate=2, run__epochs=1)
-    _, whole = run(tmp_path / "whole", config, training_metrics=True)
-    _, recorder = run(tmp_path / "replanned", config, card=(8, 3), training_metrics=True)
-    assert recorder.of(EpochDone)[0].metrics == pytest.approx(whole.of(EpochDone)[0].metrics)
 
 
 @pytest.mark.parametrize(("checkpoint_every", "goes_on_from"), [("2 steps", 4), (None, 0)])
@@ -133,17 +143,6 @@ def test_an_evaluation_without_room_halves_its_own_batches_only(tmp_path):
     assert list_steps(recorder) == list_steps(plain)
     assert result.metrics == pytest.approx(expected.metrics, rel=1e-5)
     assert [e.step for e in recorder.of(Evaluated)] == [6, 12]
-
-
-def test_the_note_says_what_happened_what_changes_and_what_stays(tmp_path):
-    result, recorder = run(tmp_path, card=(8,), model=build_norm_model)
-    (note,) = recorder.list_notes("out of memory")
-    assert "after step 0 with batch_size 16 × accumulate 1 (CUDA out of memory. Tried to allocate 16 rows.)" in note
-    assert "batch_size 8 × accumulate 2 from now on, the effective batch stays 16" in note
-    assert "BatchNorm sees 8 samples at a time instead of 16" in note
-    assert note in result.notes
-    assert [e.attempt for e in recorder.of(RunStarted)] == [0, 1]
-    assert [e.reason for e in recorder.of(RunEnded)] == ["finished"]
 
 
 def test_at_a_micro_batch_of_one_the_run_ends_and_says_what_else_would_help(tmp_path):
@@ -202,6 +201,7 @@ def test_after_a_replan_every_step_is_of_the_same_samples(tmp_path, changes, par
     assert [e.lr for e in recorder.of(StepsDone)] == [e.lr for e in whole.of(StepsDone)]
 
 
+STOP = {"run__on_out_of_memory": "stop"}
 NO_ROOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 rows.")
 NO_HOST_ROOM = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: 8 bytes")
 
@@ -211,6 +211,7 @@ NO_HOST_ROOM = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator
     [
         ({}, {"loss": fail(ValueError("shapes differ"))}, ValueError, "shapes differ"),
         ({}, {"model": fail(NO_HOST_ROOM)}, DeviceMemoryError, "before the first step"),
+        (STOP, {"loss": fail(NO_ROOM)}, DeviceMemoryError, "memory=replan goes on with batch_size 8 × accumulate 2"),
         # The workload reads its samples by itself: no batch size of the run changes what it needs.
         ({}, {"assess": fail(NO_ROOM)}, DeviceMemoryError, r"points \(workload.assess\), which no batch size"),
         # A stream cannot be cut anew where its last batch is dropped.
@@ -272,3 +273,76 @@ def test_nothing_is_kept_where_no_replan_can_follow(tmp_path, monkeypatch):
     for name in ("stop", "replan"):
         run(tmp_path / name, build_config(run__on_out_of_memory=name), model=build_norm_model, max_steps=1)
     assert kept == [False, True]
+
+
+CHANGES = {"run__checkpoint_every": "3 steps", "run__log_every_n_steps": 1, "data__batch_size": 16}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # processes that load torch: minutes on a machine that is busy
+def test_all_ranks_go_on_from_the_newest_checkpoint_with_the_same_effective_batch(tmp_path):
+    """rank 1 runs out of memory in step 6; the checkpoint is of step 3"""
+    workload = build_plain_workload(model=parallel_cases.build_on_card, optimizer=build_sgd)
+    config = build_config(run__n_ranks=2, **CHANGES)
+    expected, whole = run_train(tmp_path / "one", build_config(**CHANGES), workload=workload)
+    result, recorder = run_train(tmp_path / "two", config, workload=workload)
+
+    assert list_sizes(recorder) == [(3, 2, 8, 2, None)]
+    (note,) = recorder.list_notes("out of memory")
+    assert note in result.notes
+    assert note.startswith("rank 1: out of memory in a step after step 5 with batch_size 16 × accumulate 1")
+    assert "batch_size 8 × accumulate 2 from now on, the effective batch stays 16" in note
+    assert note.endswith("all ranks start again from the checkpoint of step 3, 2 steps are trained again")
+
+    mine, theirs = list_steps(recorder), list_steps(whole)
+    assert [row[:2] for row in mine] == [row[:2] for row in theirs]
+    assert [row[2] for row in mine] == pytest.approx([row[2] for row in theirs], rel=2e-5, abs=2e-5)
+    assert sum(n_samples for _, n_samples, _ in mine) == 2 * parallel_cases.N_SAMPLES
+    assert result.metrics == pytest.approx(expected.metrics, rel=2e-5)
+    assert result.step == expected.step == 12
+
+    starts = recorder.of(RunStarted)
+    assert [(start.attempt, start.first_step, start.n_ranks) for start in starts] == [(0, 0, 2), (1, 3, 2)]
+    assert [event.reason for event in recorder.of(RunEnded)] == ["finished"]
+    assert max(e.step for e in recorder.events[: recorder.events.index(starts[1])] if isinstance(e, StepsDone)) <= 5
+
+
+def fail_with(error, rank=1):
+    return Cause(rank=rank, kind="failed", text="", failure=describe_failure(error))
+
+
+FROM_NOTHING = "from the first step, there being no checkpoint, 5 steps are trained again"
+
+
+@pytest.mark.parametrize(
+    ("step", "first_step", "n_lost", "words"),
+    [
+        (5, 0, 5, FROM_NOTHING),
+        (6, 6, 0, "from the checkpoint of step 6"),  # it failed before the first rank had told where it started
+    ],
+)
+def test_the_ranks_start_again_from_the_checkpoint_if_there_is_one(step, first_step, n_lost, words):
+    sizes = Sizes(batch_size=8, accumulate=2, val_batch_size=None)
+    restart = Restart(sizes=sizes, reason="out of memory in a step", n_replans=3, attempt=4, started_s=0.0, step=step)
+    given = {"restart": restart, "first_step": first_step}
+    recorder = Recorder()
+    after = plan_again(fail_with(RankReplanError("smaller", **given)), 0, Announcer([recorder]))["after"]
+    assert (after.sizes.batch_size, after.n_replans, after.attempt, after.step) == (8, 3, 4, first_step)
+    (replanned,) = recorder.of(Replanned)
+    assert (replanned.step, replanned.n_steps_lost) == (first_step, n_lost)
+    assert recorder.events[-1].message.endswith(f"all ranks start again {words}")
+
+
+@pytest.mark.parametrize("error", [ConfigError("lr is -1"), MemoryError("no room"), RankReplanError("no plan")])
+def test_nothing_else_is_a_reason_to_start_again(error):
+    assert plan_again(fail_with(error), 0, Announcer(())) is None
+
+
+def test_a_micro_batch_gives_every_rank_a_sample_and_torchrun_is_not_replaced():
+    with build_cpu_run(build_config(data__batch_size=6), prepare=None) as run:
+        sizes = {}
+        for n_ranks in (1, 2, 4):
+            run.world = World(n_ranks=n_ranks)
+            sizes[n_ranks] = plan_sizes(run, None)
+        assert [sizes[1].batch_size, sizes[2].batch_size, sizes[4]] == [3, 3, None]
+        assert "torchrun" in find_obstacle(run)

@@ -4,12 +4,10 @@ import os
 
 import pytest
 import torch
-from training_cases import Points, PointStream, build_config, build_workload, run_train
+from training_cases import Points, PointStream, build_config, build_cpu_run, run_train
 
-from fulltilt.config import plan_of
 from fulltilt.engine.build import startup
 from fulltilt.engine.build.budget import HostBudget, estimate_host_budget
-from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.startup import describe_start
 from fulltilt.engine.check import checklist as check
 from fulltilt.engine.ranks.world import ALONE, World
@@ -19,8 +17,7 @@ GIB = 2**30
 
 
 def build(dataset=Points, **changes):
-    config = build_config(**changes)
-    return build_run(config, plan_of(config), device="cpu", workload=build_workload(dataset=dataset), strict=False)
+    return build_cpu_run(build_config(**changes), dataset=dataset)
 
 
 def test_the_start_says_device_numerics_batch_and_data(tmp_path):
@@ -50,14 +47,11 @@ def test_a_gpu_is_told_with_what_is_free_on_it_and_what_the_limit_leaves(monkeyp
     )
 
 
-def test_numerics_are_those_set_up_not_those_asked_for():
+def test_numerics_are_those_set_up_not_those_asked_for_and_a_stream_has_no_length():
     with build(speed__precision="fp16", optim__warmup=0) as run:
         assert "loss scaling" in describe_start(run, None)[1]
         run.setup.scaler = None
         assert "loss scaling" not in describe_start(run, None)[1]
-
-
-def test_a_stream_has_no_length_to_tell():
     with build(PointStream) as run:
         assert describe_start(run, None)[2].endswith("a stream of samples")
 
@@ -66,20 +60,14 @@ def test_a_stream_has_no_length_to_tell():
 def test_batches_on_their_way_are_counted_by_their_bytes(n_ranks, part, val_part):
     """A sample is 6 floats and a label of 8 bytes. Of 16 samples each of 3 ranks gets at most 6, of 31 at most 11."""
     with build(data__num_workers=2, data__prefetch_factor=3, data__val_batch_size=31) as run:
-        run.world = World(n_ranks=n_ranks)
+        run.world, before = World(n_ranks=n_ranks), torch.get_rng_state()
         budget = estimate_host_budget(run)
         run.world = ALONE
+    assert torch.equal(torch.get_rng_state(), before), "looking at a sample leaves the random numbers alone"
     assert (budget.n_workers, budget.batch_bytes) == (2 * n_ranks, part * (6 * 4 + 8))
     assert budget.batches_bytes == 2 * n_ranks * 3 * (part + val_part) * (6 * 4 + 8)
     assert budget.checkpoint_bytes == 0
     assert f"{2 * n_ranks} workers × 3 batches of" in budget.describe()
-
-
-def test_looking_at_a_sample_leaves_the_random_numbers_alone():
-    with build(data__num_workers=1) as run:
-        before = torch.get_rng_state()
-        estimate_host_budget(run)
-        assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_copy_for_a_checkpoint_is_counted():

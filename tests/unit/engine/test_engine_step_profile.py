@@ -31,15 +31,10 @@ def test_operators_are_those_of_the_steps_without_the_warm_up(tmp_path, accumula
     assert times == sorted(times, reverse=True)
     assert sum(operator.share_pct for operator in found.operators) == pytest.approx(100)
     assert found.operators[0].share_pct == pytest.approx(100 * times[0] / sum(times))
-
-
-def test_the_trace_holds_the_steps_and_nothing_is_trained(tmp_path):
-    found = profile(tmp_path, n_steps=2)
     events = json.loads(Path(found.trace_path).read_text())["traceEvents"]
-    assert sum(event["name"] == "Optimizer.step#AdamW.step" for event in events) == 2
-    assert found.snapshot_path is None
-    assert found.operators[0].device_ms_per_step is None
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+    assert sum(event["name"] == "Optimizer.step#AdamW.step" for event in events) == found.n_steps == 3
+    assert (found.snapshot_path, found.operators[0].device_ms_per_step) == (None, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"], "nothing is trained"
 
 
 def test_what_cannot_be_profiled_is_told(tmp_path):

@@ -11,7 +11,7 @@ from fulltilt.config import plan_of
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.ranks.division import find_obstacles_to_ranks
 from fulltilt.engine.ranks.parallel import DealtBatches, choose_shard, list_sizes
-from fulltilt.engine.ranks.world import World, is_rank, join_world, plan_devices
+from fulltilt.engine.ranks.world import World, is_rank, join_devices, plan_devices
 from fulltilt.errors import ConfigError, PlanObstacleError, UsageError
 
 
@@ -49,7 +49,7 @@ def test_torchrun_is_told_where_its_ranks_and_the_devices_differ(monkeypatch):
         monkeypatch.setenv(name, str(value))
     assert is_rank()
     with pytest.raises(ConfigError, match="2 ranks were started on this machine, the configuration names 3 devices"):
-        join_world(build_config(run__device=[0, 1, 2]))
+        join_devices(plan_devices(build_config(run__device=[0, 1, 2])))
 
 
 def test_a_batch_has_to_give_every_rank_a_sample():

@@ -1,8 +1,10 @@
 """Explaining a loader's exception: a worker that died, full shared memory, or an error of ours from a worker."""
 
+import itertools
 import os
 import re
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 from fulltilt import errors
@@ -50,42 +52,43 @@ def explain_loader_error(error: BaseException) -> FulltiltError | None:
     return None
 
 
-def _find_death(iterator: Any, pid: int | None = None) -> WorkerDiedError | None:
-    """Describe the death of a worker: of the one with that id, or of the first that ended with an error."""
+def _find_death(iterator: Any, pids: Sequence[int] = ()) -> WorkerDiedError | None:
+    """Describe the death of workers: of those with these ids, or of all that ended with an error."""
+    dead: dict[int, int] = {}  # process id → exit code
     for worker in list_workers(iterator):
-        if pid is None or worker.pid == pid:
-            worker.join(timeout=1)
-            if worker.exitcode or (pid and worker.exitcode is not None):
-                code = worker.exitcode  # multiprocessing writes a signal as a negative code
-                return _describe_death([worker.pid], *((-code, None) if code < 0 else (None, code)))
-    return None
+        if not pids or worker.pid in pids:
+            worker.join(timeout=0 if dead else 1)
+            if worker.exitcode or (pids and worker.exitcode is not None):
+                dead[worker.pid] = worker.exitcode
+    return _describe_death([*dict.fromkeys((*pids, *dead))], list(dead.values())) if dead else None
 
 
 def _read_death(death: re.Match[str], iterator: Any) -> WorkerDiedError:
     pids = [int(pid) for pid in death["pids"].split(",")]
     if death["code"]:
-        return _describe_death(pids, None, int(death["code"]))
+        return _describe_death(pids, [int(death["code"])])
     if death["signal"]:
         words = death["signal"].strip()
         # torch names a signal by strsignal's words: SIGKILL is "Killed".
         named = (s for s in signal.valid_signals() if (signal.strsignal(s) or "").lower() == words.lower())
-        return _describe_death(pids, next(named, None), None, words)
-    return _find_death(iterator, pids[0]) or _describe_death(pids, None, None)
+        return _describe_death(pids, [-number for number in itertools.islice(named, 1)], words)
+    return _find_death(iterator, pids) or _describe_death(pids, [])
 
 
-def _describe_death(
-    pids: list[int], number: int | None, code: int | None, signal_words: str | None = None
-) -> WorkerDiedError:
-    if number is not None:
-        name = signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
-        how = f"killed by {name}"
-    elif signal_words:
-        how = f"killed by a signal ({signal_words})"
-    else:
-        how = f"ended with exit code {code}" if code is not None else "ended without a word"
+def _describe_death(pids: list[int], codes: list[int], signal_words: str = "") -> WorkerDiedError:
+    """Describe how workers ended; multiprocessing writes a signal as a negative exit code."""
+    unknown = f"killed by a signal ({signal_words})" if signal_words else "ended without a word"
+    hows = list(dict.fromkeys(_describe_end(code) for code in codes)) or [unknown]
+    number = -codes[0] if codes else 0
     room = _read_shm_room() if number == signal.SIGBUS else ""
-    remedy = _REMEDIES.get(number or 0, "run with num_workers 0 to see the error where it happens")
-    return WorkerDiedError(f"data worker (pid {', '.join(map(str, pids))}) died: {how}; {room}{remedy}")
+    remedy = _REMEDIES.get(number, "run with num_workers 0 to see the error where it happens")
+    return WorkerDiedError(f"data worker (pid {', '.join(map(str, pids))}) died: {' and '.join(hows)}; {room}{remedy}")
+
+
+def _describe_end(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"killed by {signal.Signals(-code).name if -code in iter(signal.Signals) else f'signal {-code}'}"
 
 
 def _read_shm_room() -> str:

@@ -1,6 +1,7 @@
 """Builds a run from a configuration and a plan, and applies the levers stage by stage."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from fulltilt.engine.step.prefetch import CudaLane
 from fulltilt.engine.step.rng import seed_everything
 from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import DataError, DeviceError, PlanObstacleError, UsageError, format_nearest
-from fulltilt.levers import STAGES, Facts, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
+from fulltilt.levers import STAGES, Setup, Stage, find_notes, find_obstacles, load_catalogue, settle_plan
 from fulltilt.records import Plan
 from fulltilt.tasks import Workload
 
@@ -66,7 +67,40 @@ def build_run(
 
         workload = build_workload(config)
     config = config or config_from_values({}, base_dir=".")
-    seed = config.run.seed if seed is None else seed
+    run = _resolve(config, plan, workload, device, config.run.seed if seed is None else seed, world, started_with)
+    _settle(run, strict)
+    _apply_stage("environment", run)
+    _apply_stage("loader", run)
+    run.setup.loader = _build_loader(run)
+    run.sync = _place_model(run)
+    _apply_stage("compile", run)
+    run.transform = build_transform(run.loader, run.setup, mix=build_mix(config.data.mix, run.dataset))
+    if run.transform is not None and run.plan["compile"]:
+        run.transform.compile(run.notes)
+    run.setup.state["transform"] = run.transform
+    _place_optimizer(run, strict)
+    run.average = _average_weights(config, run.setup)
+    if run.n_samples is not None:
+        run.steps_per_epoch = -(-len(run.loader) // run.setup.accumulate)
+    # What building consumed differs between plans; training starts from the same numbers. Ranks draw their own.
+    own_seed = compute_seed(run.seed, world.rank) if world.rank else run.seed
+    seed_everything(own_seed)
+    run.generator.manual_seed(own_seed)
+    if run.plan["device_prefetch"]:
+        run.lane = CudaLane(device, TrainStep(run).place)
+    return run
+
+
+def _resolve(
+    config: Config,
+    plan: Plan,
+    workload: Workload,
+    device: torch.device,
+    seed: int,
+    world: World,
+    started_with: str | None,
+) -> Run:
+    """Build data and model, and resolve the plan's values of "auto"; no lever is applied yet."""
     seed_everything(seed)
     dataset = workload.dataset()
     seed_everything(seed)  # what the dataset draws does not change the model
@@ -76,49 +110,23 @@ def build_run(
     facts = describe(model, dataset, device, is_batch_known=workload.collate is None, n_ranks=world.n_ranks)
     may_hold = parse_on_bad_sample(config.data.on_bad_sample) is None
     plan, notes = resolve_plan(plan, facts, may_hold=may_hold, started_with=started_with, world=world)
-    plan = _settle(plan, facts, notes, strict)
-
-    setup = Setup(device=device, notes=notes)
-    _apply_stage("environment", plan, setup)
-    _apply_stage("loader", plan, setup)
-    loader_generator = torch.Generator().manual_seed(seed)
-    setup.loader = _build_loader(workload, dataset, setup, loader_generator, seed, config, world)
-    sync = _place_model(setup, plan, model, config, workload, world)
-    _apply_stage("compile", plan, setup)
-    transform = build_transform(setup.loader, setup, mix=build_mix(config.data.mix, dataset))
-    if transform is not None and plan["compile"]:
-        transform.compile(setup.notes)
-    setup.state["transform"] = transform
-    plan, facts = _place_optimizer(setup, plan, facts, workload, strict)
-
-    # What building consumed differs between plans; training starts from the same numbers. Ranks draw their own.
-    own_seed = compute_seed(seed, world.rank) if world.rank else seed
-    seed_everything(own_seed)
-    run = Run(
+    return Run(
         config=config,
         plan=plan,
         workload=workload,
-        setup=setup,
+        setup=Setup(device=device, model=model, notes=notes),
         facts=facts,
         device=device,
         dataset=dataset,
-        loader=setup.loader,
         n_samples=n_samples,
         batch_size=plan["batch_size"],
-        steps_per_epoch=None if n_samples is None else -(-len(setup.loader) // setup.accumulate),
         seed=seed,
         clip_norm=config.optim.clip_norm,
-        generator=torch.Generator(device).manual_seed(own_seed),
-        loader_generator=loader_generator,
-        notes=setup.notes,
-        transform=transform,
-        average=_average_weights(config, setup),
+        generator=torch.Generator(device),
+        loader_generator=torch.Generator().manual_seed(seed),
+        notes=notes,
         world=world,
-        sync=sync,
     )
-    if plan["device_prefetch"]:
-        run.lane = CudaLane(device, TrainStep(run).place)
-    return run
 
 
 def build_transform(loader: DataLoader, setup: Setup, *, mix: Mix | None = None) -> BatchTransform | None:
@@ -176,21 +184,20 @@ def _check_complete(plan: Plan) -> None:
         )
 
 
-def _apply_stage(stage: Stage, plan: Plan, setup: Setup) -> None:
+def _apply_stage(stage: Stage, run: Run) -> None:
     for name, lever in load_catalogue().items():
         if lever.stage == stage:
-            lever.apply(setup, plan[name])
+            lever.apply(run.setup, run.plan[name])
 
 
-def _settle(plan: Plan, facts: Facts, notes: list[str], strict: bool) -> Plan:
-    """Return the plan as it will run; what changes is added to ``notes``."""
+def _settle(run: Run, strict: bool) -> None:
+    """Make the plan the one that will run; what changes is added to the notes."""
     if not strict:
-        plan, changed = settle_plan(plan, facts)
-        notes += changed
-    obstacles = find_obstacles(plan, facts)
+        run.plan, changed = settle_plan(run.plan, run.facts)
+        run.notes += changed
+    obstacles = find_obstacles(run.plan, run.facts)
     if obstacles:
         raise PlanObstacleError("; ".join(obstacles))
-    return plan
 
 
 def _check_length(dataset: Any, batch_size: int, name: str) -> int | None:
@@ -205,8 +212,9 @@ def _check_length(dataset: Any, batch_size: int, name: str) -> int | None:
     return n_samples
 
 
-def _place_optimizer(setup: Setup, plan: Plan, facts: Facts, workload: Workload, strict: bool) -> tuple[Plan, Facts]:
-    """Build the optimizer and apply the levers behind it; return the plan and the facts, now that it is known."""
+def _place_optimizer(run: Run, strict: bool) -> None:
+    """Build the optimizer and apply the levers behind it; the plan and the facts now know it."""
+    setup, workload = run.setup, run.workload
     parameters = [p for p in setup.model.parameters() if p.requires_grad]
     if not parameters:
         raise UsageError(f"the model of {workload.name} has no parameter that requires a gradient; nothing to train")
@@ -215,78 +223,70 @@ def _place_optimizer(setup: Setup, plan: Plan, facts: Facts, workload: Workload,
         raise UsageError(
             f"the optimizer of {workload.name} returned {type(optimizer).__name__}; it must return an Optimizer"
         )
-    facts = dataclasses.replace(facts, optimizer=name_optimizer(optimizer))
-    plan = _settle(plan, facts, setup.notes, strict)
+    run.facts = dataclasses.replace(run.facts, optimizer=name_optimizer(optimizer))
+    _settle(run, strict)
     for stage in STAGES[STAGES.index("optimizer") :]:
-        _apply_stage(stage, plan, setup)
-    setup.notes += find_notes(plan, facts)
-    setup.notes += workload.explain(plan["batch_size"], plan["accumulate"]) if workload.explain else ()
-    return plan, facts
+        _apply_stage(stage, run)
+    run.notes += find_notes(run.plan, run.facts)
+    run.notes += workload.explain(run.plan["batch_size"], run.plan["accumulate"]) if workload.explain else ()
 
 
-def _place_model(
-    setup: Setup, plan: Plan, model: nn.Module, config: Config, workload: Workload, world: World
-) -> GradientSync | None:
+def _place_model(run: Run) -> GradientSync | None:
     """Place the model on its device, apply the levers of stage "model", and wrap it in what joins the ranks."""
-    setup.model = model.train()
+    setup, config, world = run.setup, run.config, run.world
+    setup.model.train()
     if not world.is_divided:
-        setup.model = model.to(setup.device)
-        _apply_stage("model", plan, setup)
+        setup.model = setup.model.to(setup.device)
+        _apply_stage("model", run)
         setup.forward = setup.model
         return None
     from fulltilt.engine.ranks import parallel
 
-    if obstacles := find_obstacles_to_ranks(world.n_ranks, plan["batch_size"], config, workload):
+    if obstacles := find_obstacles_to_ranks(world.n_ranks, run.batch_size, config, run.workload):
         raise UsageError("; ".join(obstacles))
-    is_sharded, note = parallel.choose_shard(config.speed.shard, model, setup.device, world)
+    is_sharded, note = parallel.choose_shard(config.speed.shard, setup.model, setup.device, world)
     if not is_sharded:
-        setup.model = model.to(setup.device)
-    _apply_stage("model", plan, setup)
-    if is_sharded and (obstacles := find_obstacles_to_shards(setup.model, config, workload)):
+        setup.model = setup.model.to(setup.device)
+    _apply_stage("model", run)
+    if is_sharded and (obstacles := find_obstacles_to_shards(setup.model, config, run.workload)):
         raise PlanObstacleError("; ".join(obstacles))
     if is_sharded:  # block by block onto the device: whole, it might not fit
         setup.forward, sync = parallel.shard(setup.model, setup.device, world)
     else:
         setup.forward, sync = parallel.replicate(setup.model, static_graph=config.speed.static_graph)
-    setup.notes += [note] if note else []
-    setup.notes += describe_split(setup.model, setup.loader, world.n_ranks)
+    run.notes += [note] if note else []
+    run.notes += describe_split(setup.model, setup.loader, world.n_ranks)
     return sync
 
 
-def _build_loader(
-    workload: Workload, dataset: Any, setup: Setup, generator: torch.Generator, seed: int, config: Config, world: World
-) -> DataLoader:
+def _build_loader(run: Run) -> DataLoader:
+    data, setup = run.config.data, run.setup
     loader_options = dict(setup.loader_options)
     loader = build_loader(
-        dataset,
+        run.dataset,
         batch_size=loader_options.pop("batch_size"),
-        shuffle=config.data.shuffle,
-        drop_last=config.data.drop_last,
-        generator=generator,
+        shuffle=data.shuffle,
+        drop_last=data.drop_last,
+        generator=run.loader_generator,
         options=loader_options,
         worker_options=setup.worker_options,
-        collate=workload.collate,
-        seed=seed,
-        share=world.share,
-        skip_limit=parse_on_bad_sample(config.data.on_bad_sample),
+        collate=run.workload.collate,
+        seed=run.seed,
+        share=run.world.share,
+        skip_limit=parse_on_bad_sample(data.on_bad_sample),
     )
     if loader.num_workers:
         seen = torch.zeros(loader.num_workers, dtype=torch.int32).share_memory_()
         setup.state["worker_threads"] = seen
-        loader.worker_init_fn = _ReportThreads(loader.worker_init_fn, seen)
+        loader.worker_init_fn = functools.partial(_report_threads, loader.worker_init_fn, seen)
     return loader
 
 
-class _ReportThreads:
-    """Tells the training process, from each data worker at its start, how many threads are in force there."""
-
-    def __init__(self, start: Callable[[int], None] | None, seen: Tensor):
-        self._start, self._seen = start, seen
-
-    def __call__(self, worker_id: int) -> None:
-        if self._start is not None:
-            self._start(worker_id)
-        self._seen[worker_id] = torch.get_num_threads()
+def _report_threads(start: Callable[[int], None] | None, seen: Tensor, worker_id: int) -> None:
+    """Tell the training process, from a data worker at its start, how many threads are in force there."""
+    if start is not None:
+        start(worker_id)
+    seen[worker_id] = torch.get_num_threads()
 
 
 def _build_model(workload: Workload) -> nn.Module:

@@ -1,6 +1,5 @@
 """Reads what the levers' guards may know of a workload on a device, and names its parts."""
 
-import dataclasses
 import inspect
 from pathlib import Path
 from typing import Any
@@ -17,38 +16,21 @@ from fulltilt.data.loading.placement import (
     read_free_ram_bytes,
 )
 from fulltilt.data.transforms.batch_transform import find_transforms
-from fulltilt.engine.build.run import Run
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.hardware import count_usable_cores, has_c_compiler, is_wsl
 from fulltilt.levers import Facts
 from fulltilt.levers import placement as placement_lever
 from fulltilt.levers import precision as precision_lever
 from fulltilt.levers.activation_checkpointing import count_blocks
-from fulltilt.records import Machine, Plan
-from fulltilt.tasks import Workload
+from fulltilt.records import Plan
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-def read_facts(source: Run | Workload, device: str | torch.device, machine: Machine | None = None) -> Facts:
-    """Read the facts of a run, or of a workload that is built on the CPU for the purpose.
-
-    Cost: for a workload, one model, one dataset and one optimizer.
-    """
-    if not isinstance(source, Workload):
-        return source.facts
-    dataset, model = source.dataset(), source.model()
-    optimizer = (source.optimizer or optim.AdamW)([p for p in model.parameters() if p.requires_grad])
-    known = source.collate is None
-    facts = describe(model, dataset, torch.device(device), machine, is_batch_known=known)
-    return dataclasses.replace(facts, optimizer=name_optimizer(optimizer))
 
 
 def describe(
     model: nn.Module,
     dataset: Any,
     device: torch.device,
-    machine: Machine | None = None,
     *,
     is_batch_known: bool = True,
     n_ranks: int = 1,
@@ -59,20 +41,20 @@ def describe(
         is_batch_known: False where a collate function of the user's own decides what a batch is.
         n_ranks: That share the machine's memory.
     """
-    capability = _read_capability(device, machine)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     has_conv2d = any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules())
     return Facts(
         device_type=device.type,
         compute_capability=capability,
-        n_cores_usable=machine.n_cores_usable if machine else count_usable_cores(),
-        is_wsl=machine.is_wsl if machine else is_wsl(),
+        n_cores_usable=count_usable_cores(),
+        is_wsl=is_wsl(),
         has_c_compiler=has_c_compiler(),
         has_conv=has_conv2d or any(p.dim() == 4 for p in model.parameters()),
         has_any_conv=any(isinstance(m, CONVS) for m in model.modules()),
         n_checkpointable=count_blocks(model),
         n_samples=count_dataset(dataset),
         is_iterable=isinstance(dataset, IterableDataset),
-        has_native_bf16=_has_native_bf16(device, capability),
+        has_native_bf16=_has_native_bf16(capability),
         placements=find_placements(dataset),
         data_bytes=count_held_bytes(dataset),
         free_ram_bytes=read_free_ram_bytes(n_processes=n_ranks),
@@ -135,20 +117,9 @@ def name_optimizer(optimizer: optim.Optimizer) -> str:
     return type(optimizer).__name__
 
 
-def _read_capability(device: torch.device, machine: Machine | None) -> tuple[int, int] | None:
-    if device.type != "cuda":
-        return None
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_capability(device)
-    index = device.index or 0
-    return next((d.compute_capability for d in machine.devices if d.index == index), None) if machine else None
-
-
-def _has_native_bf16(device: torch.device, capability: tuple[int, int] | None) -> bool | None:
-    if device.type == "cuda":
-        return None if capability is None else capability >= (8, 0)
-    if device.type != "cpu":
-        return None
+def _has_native_bf16(capability: tuple[int, int] | None) -> bool | None:
+    if capability is not None:
+        return capability >= (8, 0)
     if not hasattr(torch.cpu, "get_capabilities"):  # not in every release
         return None
     features = torch.cpu.get_capabilities()

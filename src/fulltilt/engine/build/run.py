@@ -35,15 +35,14 @@ class Run:
     facts: Facts
     device: torch.device
     dataset: Any
-    loader: DataLoader
     n_samples: int | None  # of the training set; None when it streams
     batch_size: int
-    steps_per_epoch: int | None  # optimizer steps, a short last window included; None when the data streams
     seed: int
     clip_norm: float | None
     generator: torch.Generator  # on the device, for ``workload.prepare``
     loader_generator: torch.Generator  # on the CPU, seeds the data workers
     notes: list[str]  # what the user should know of the plan as it was built
+    steps_per_epoch: int | None = None  # optimizer steps, a short last window included; None when the data streams
     transform: BatchTransform | None = None  # applied to a batch before ``workload.prepare``
     lane: CudaLane | None = None  # copies batches ahead of the step; None: the step copies them itself
     average: WeightAverage | None = None  # kept up after every optimizer step; evaluation takes it
@@ -52,6 +51,10 @@ class Run:
     data_waits: DataWaits | None = None
     doing: Doing = "elsewhere"  # what runs now, for whoever handles an error of it
     _iterators: weakref.WeakSet[Any] = dataclasses.field(default_factory=weakref.WeakSet)
+
+    @property
+    def loader(self) -> DataLoader:
+        return self.setup.loader
 
     @property
     def is_sharded(self) -> bool:

@@ -12,14 +12,14 @@ import torch
 
 from fulltilt.config import Config, plan_of
 from fulltilt.data.loading.sampler import Share
+from fulltilt.engine.announce import is_out_of_memory
 from fulltilt.engine.build.assemble import build_workload
 from fulltilt.engine.build.budget import count_bytes, estimate_host_budget
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
-from fulltilt.engine.check.memory_limit import forecast_memory
 from fulltilt.engine.ranks.division import describe_split, find_obstacles
 from fulltilt.engine.step.cached_step import build_step
-from fulltilt.errors import FakeRunError, FulltiltError
+from fulltilt.errors import FakeRunError, FulltiltError, strip_control_codes
 from fulltilt.hardware import (
     Nvml,
     RealNvml,
@@ -29,10 +29,10 @@ from fulltilt.hardware import (
     read_rss_bytes,
 )
 from fulltilt.hardware.cpu import read_memory_bytes
-from fulltilt.measure import MemoryMeter, NullTimer
+from fulltilt.measure import FakePeak, MemoryMeter, NullTimer, estimate_memory
 from fulltilt.measure.nested import count_samples, slice_samples
 from fulltilt.measure.utilization import find_device_index
-from fulltilt.records import Evidence, classify_outcome, format_bytes, format_gib
+from fulltilt.records import format_bytes, format_gib
 
 Verdict = Literal["ok", "note", "problem"]
 MEMORY_NOTE_PCT = 80.0
@@ -192,14 +192,63 @@ def _check_memory(
 
 
 def _check_memory_limit(run: Run, limit_bytes: int, n_ranks: int) -> CheckItem:
-    """Estimate whether a step fits the limit."""
+    """Estimate whether a training step fits the limit, before anything of that size is allocated.
+
+    The estimate counts the tensors of a step (``measure.fake_memory`` says what it cannot see): what fits by a little
+    may still run out, what does not fit does not. Of several ranks it is the first one's, whose part is the largest.
+    """
+    name = "memory limit"
     try:
-        fits, text = forecast_memory(run, limit_bytes, n_ranks=n_ranks)
+        batch = next(run.start_epoch(0))
+        peak = _estimate(run, batch, run.batch_size, run.setup.accumulate, n_ranks)
+        remedy = _find_remedy(run, batch, limit_bytes, n_ranks) if peak.total_bytes > limit_bytes else None
     except FakeRunError as error:
-        return CheckItem("memory limit", "note", f"not known: {error}")
+        return CheckItem(name, "note", f"not known: {error}")
     except Exception as error:  # boundary to the user's own model and data
-        return CheckItem("memory limit", "problem", describe_error(error))
-    return CheckItem("memory limit", "ok" if fits else "problem", text)
+        return CheckItem(name, "problem", describe_error(error))
+    text = f"estimated for {run.device} from the shapes of its tensors, not measured: {format_bytes(peak.total_bytes)}"
+    text += (
+        f" at the peak ({peak.batch_size} samples at a time, {format_bytes(peak.activations_bytes)} of it activations)"
+    )
+    if remedy is not None:
+        return CheckItem(name, "problem", f"{text}, above the limit of {format_bytes(limit_bytes)}: {remedy}")
+    text += f", {100 * peak.total_bytes / limit_bytes:.0f} % of the limit of {format_bytes(limit_bytes)}"
+    return CheckItem(name, "ok", f"{text}; scratch of operators and what the process holds besides tensors come on top")
+
+
+def _find_remedy(run: Run, batch: Any, limit_bytes: int, n_ranks: int) -> str:
+    remedies = []
+    if run.workload.compares_samples and not run.workload.couples_samples:
+        remedies.append(
+            "the loss compares the samples of a micro-batch, so accumulation would change it; gradient caching would "
+            "not: task contrastive(exact_batch=true)"
+        )
+    elif smaller := _find_smaller(run, batch, limit_bytes, n_ranks):
+        batch_size, accumulate, n_bytes = smaller
+        how = ", one batch by gradient caching" if run.workload.couples_samples else ""
+        remedies.append(
+            f"data.batch_size={batch_size} speed.accumulate={accumulate} (the same effective batch{how}) is estimated "
+            f"at {format_bytes(n_bytes)}"
+        )
+    if run.plan["activation_checkpointing"] in (None, False, "off"):
+        remedies.append("speed.activation_checkpointing=true, where the model has blocks, keeps fewer activations")
+    return "; or ".join(remedies) or "no smaller micro-batch is estimated to fit: use a smaller model"
+
+
+def _find_smaller(run: Run, batch: Any, limit_bytes: int, n_ranks: int) -> tuple[int, int, int] | None:
+    """Find the first halving of the micro-batch that fits: its size, micro-steps of the same effective batch, bytes."""
+    batch_size, accumulate = run.batch_size, run.setup.accumulate
+    while batch_size % 2 == 0 and batch_size // 2 >= n_ranks:
+        batch_size, accumulate = batch_size // 2, accumulate * 2
+        n_bytes = _estimate(run, batch, batch_size, accumulate, n_ranks).total_bytes
+        if n_bytes <= limit_bytes:
+            return batch_size, accumulate, n_bytes
+    return None
+
+
+def _estimate(run: Run, batch: Any, batch_size: int, accumulate: int, n_ranks: int) -> FakePeak:
+    changed = dataclasses.replace(run, setup=dataclasses.replace(run.setup, accumulate=accumulate))
+    return estimate_memory(changed, -(-batch_size // n_ranks), batch=batch, build_step=build_step)
 
 
 def _check_validation(run: Run) -> CheckItem:
@@ -275,7 +324,5 @@ def describe_error(error: BaseException) -> str:
     """Put an error in the user's terms: ours as they are, others with their class, or as out of memory."""
     if isinstance(error, FulltiltError):
         return str(error)
-    status, reason = classify_outcome(
-        Evidence(exit_code=1, exception_type=type(error).__name__, message=str(error).strip() or "no message")
-    )
-    return f"out of memory: {reason}; use a smaller data.batch_size" if status == "out_of_memory" else str(reason)
+    said = strip_control_codes(f"{type(error).__name__}: {str(error).strip() or 'no message'}")
+    return f"out of memory: {said}; use a smaller data.batch_size" if is_out_of_memory(error) else said

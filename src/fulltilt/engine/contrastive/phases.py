@@ -27,7 +27,7 @@ from fulltilt.engine.checkpoints.export import find_evaluated, read_weights
 from fulltilt.engine.contrastive.options import PhaseOptions
 from fulltilt.engine.loop.endings import TrainResult
 from fulltilt.engine.loop.train import train
-from fulltilt.engine.ranks.world import choose_device
+from fulltilt.engine.ranks.world import plan_devices
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.records import Listener
 from fulltilt.records.run_folder import open_atomic
@@ -152,7 +152,7 @@ def _open_features(
     assert isinstance(model, ContrastiveModel)
     weights = read_weights(loaded.state, find_evaluated(loaded.state))
     checkpoint.load_model_state(model, weights, loaded.path)
-    device, digest = check_device(choose_device(config)), _compute_digest(weights, config)
+    device, digest = check_device(plan_devices(config)[0]), _compute_digest(weights, config)
     return FeatureSource(model, assessment, device, folder=out_dir / "features", digest=digest, progress=progress)
 
 

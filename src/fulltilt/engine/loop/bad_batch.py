@@ -51,10 +51,7 @@ def save_bad_batch(s: Session, *, step: int, loss: float) -> str:
     for a stream) and ``batches``, one entry a micro-batch as the loader gave it. Of several ranks the first one stores
     the whole batches, and all call this.
     """
-    world = s.run.world
-    if not world.is_divided:
-        return _save_batch(s, step, loss)
-    text = ""
+    world, text = s.run.world, ""
     if world.is_first:
         with world.work_alone(), s.run.undivided():
             text = _save_batch(s, step, loss)

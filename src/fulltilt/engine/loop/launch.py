@@ -38,8 +38,13 @@ def train_in_ranks(
     """
     from fulltilt.engine.ranks.group import run_ranks
 
-    saved = _SavedStep()
-    announcer = Announcer([saved, *listeners])
+    saved_steps = [0]  # of every checkpoint, the newest last
+
+    def note_saved(event: Event) -> None:
+        if isinstance(event, RunStarted | CheckpointSaved):
+            saved_steps.append(event.first_step if isinstance(event, RunStarted) else event.step)
+
+    announcer = Announcer([note_saved, *listeners])
     result = run_ranks(
         body,
         {"config": config, **given},
@@ -47,7 +52,7 @@ def train_in_ranks(
         announcer=announcer,
         max_restarts=config.run.max_restarts,
         restarted_with={"resume": True},
-        plan_again=lambda cause: plan_again(cause, saved.step, announcer),
+        plan_again=lambda cause: plan_again(cause, saved_steps[-1], announcer),
         hang_limit_s=choose_hang_limit_s(config.run.hang_timeout_s, compiles=config.speed.compile),
         start_limit_s=config.run.start_timeout_s,
     )
@@ -66,22 +71,9 @@ def plan_again(cause: Cause, saved_step: int, announcer: Announcer) -> Mapping[s
     saved_step = max(saved_step, error.first_step)  # rank 0 may not have told yet where it started
     restart = dataclasses.replace(error.restart, step=saved_step)
     n_steps_lost = max(0, error.restart.step - saved_step)
-    reason, sizes = f"rank {cause.rank}: {error.reason}", dataclasses.asdict(restart.sizes)
+    reason, sizes = f"rank {cause.rank}: {restart.reason}", dataclasses.asdict(restart.sizes)
     announcer(Replanned, step=saved_step, n_steps_lost=n_steps_lost, reason=reason, **sizes)
     where = f"the checkpoint of step {saved_step}" if saved_step else "the first step, there being no checkpoint"
     again = f", {n_steps_lost} steps are trained again" if n_steps_lost else ""
     announcer.note(f"rank {cause.rank}: {error}; all ranks start again from {where}{again}", level="warning")
     return {"after": restart}
-
-
-class _SavedStep:
-    """A listener that knows the step of the newest checkpoint."""
-
-    def __init__(self) -> None:
-        self.step = 0
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
-            self.step = event.first_step
-        elif isinstance(event, CheckpointSaved):
-            self.step = event.step

@@ -33,10 +33,6 @@ class Limits:
     def is_checkpoint_due(self, *, steps: int = 0, epochs: int = 0) -> bool:
         return _is_due(self.checkpoint_every, steps, epochs)
 
-    def is_reached(self, step: int, n_epochs_done: int) -> bool:
-        """Tell whether a run that is there has trained for as long as it was asked to."""
-        return n_epochs_done >= self.n_epochs or step >= self.max_steps
-
 
 def read_limits(config: Config, epochs: int | None, max_steps: int | None) -> Limits:
     n_epochs = config.run.epochs if epochs is None else epochs

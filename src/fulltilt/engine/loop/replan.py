@@ -27,30 +27,20 @@ MAX_REPLANS = 8  # of one process
 PLACES = {"step": "in a step", "update": "in the update", "evaluation": "in an evaluation"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Replan:
-    """How a run goes on."""
-
-    sizes: Sizes
-    keeps_step: bool  # the state after the last whole step is intact; else only the newest checkpoint is
-    reason: str  # what ran out of memory, in a sentence
-
-
 class RankReplanError(DeviceMemoryError):
     """A rank ran out of memory, and all of them can go on with smaller batches.
 
     Attributes:
-        reason: What ran out of memory, in a sentence.
         restart: What the ranks take over; its ``step`` is the last whole one of this rank.
         first_step: The step that this rank went on from when it started.
     """
 
-    def __init__(self, message: str, *, reason: str = "", restart: Restart | None = None, first_step: int = 0):
+    def __init__(self, message: str, *, restart: Restart | None = None, first_step: int = 0):
         super().__init__(message)  # the rest travels as attributes
-        self.reason, self.restart, self.first_step = reason, restart, first_step
+        self.restart, self.first_step = restart, first_step
 
 
-def plan_replan(s: Session, error: BaseException) -> Replan | None:
+def plan_replan(s: Session, error: BaseException) -> Restart | None:
     """Plan how to go on after ``error``; None when smaller batches are no answer to it, or not a possible one.
 
     Raises:
@@ -64,13 +54,16 @@ def plan_replan(s: Session, error: BaseException) -> Replan | None:
     plan, step = s.run.plan, s.progress.step
     sizes_now = f"batch_size {plan['batch_size']} × accumulate {plan['accumulate']}"
     reason = f"out of memory {PLACES[s.run.doing]} after step {step} with {sizes_now} ({read_first_line(error)})"
+    attempt, n_replans = s.announce.attempt + 1, s.n_replans + 1
+    restart = Restart(
+        sizes=sizes, reason=reason, n_replans=n_replans, attempt=attempt, started_s=s.started_s, step=step
+    )
     if s.run.world.is_divided:
-        message, restart = _describe_change(s, sizes, reason), _build_restart(s, sizes, step)
-        raise RankReplanError(message, reason=reason, restart=restart, first_step=s.first_step) from error
-    return Replan(sizes=sizes, keeps_step=s.run.doing != "update", reason=reason)
+        raise RankReplanError(_describe_change(s, restart), restart=restart, first_step=s.first_step) from error
+    return restart
 
 
-def prepare_restart(s: Session, replan: Replan) -> Restart:
+def prepare_restart(s: Session, restart: Restart) -> Restart:
     """Drop the step in progress, save the state after the last whole step, and tell what changes.
 
     Call it when the error is gone: what its frames held of the device has to be free.
@@ -84,18 +77,17 @@ def prepare_restart(s: Session, replan: Replan) -> Restart:
         torch.cuda.empty_cache()  # blocks of the old sizes are of no use to the new ones
     collect_checkpoint(s)
     saved_step = s.saved_position.step if s.saved_position is not None else 0
-    n_steps_lost = 0 if replan.keeps_step else s.progress.step - saved_step
-    message = _describe_change(s, replan.sizes, replan.reason, n_steps_lost)
-    if replan.keeps_step:
+    n_steps_lost = s.progress.step - saved_step if s.run.doing == "update" else 0
+    message = _describe_change(s, restart, n_steps_lost)
+    if s.run.doing != "update":  # the state after the last whole step is intact
         s.last_step.bring_back()
         s.meter.bring_back()
-        s.sizes, s.saved_position = replan.sizes, None
+        s.sizes, s.saved_position = restart.sizes, None
         save(s, is_last=True)
-    step, sizes = s.progress.step - n_steps_lost, dataclasses.asdict(replan.sizes)
-    s.announce(Replanned, step=step, n_steps_lost=n_steps_lost, reason=replan.reason, **sizes)
+    step, sizes = s.progress.step - n_steps_lost, dataclasses.asdict(restart.sizes)
+    s.announce(Replanned, step=step, n_steps_lost=n_steps_lost, reason=restart.reason, **sizes)
     s.announce.note(message, level="warning")
-    restart = _build_restart(s, replan.sizes, step)
-    return dataclasses.replace(restart, notes=tuple(s.announce.notes), metrics=s.last_metrics)
+    return dataclasses.replace(restart, step=step, notes=tuple(s.announce.notes), metrics=s.last_metrics)
 
 
 def describe_hopeless(s: Session, error: BaseException) -> str:
@@ -132,14 +124,9 @@ def _plan_smaller(s: Session) -> Sizes | None:
     return plan_sizes(s.run, s.sizes) if s.run.doing in ("step", "update") else None
 
 
-def _build_restart(s: Session, sizes: Sizes, step: int) -> Restart:
-    attempt, n_replans = s.announce.attempt + 1, s.n_replans + 1
-    return Restart(sizes=sizes, n_replans=n_replans, attempt=attempt, started_s=s.started_s, step=step)
-
-
-def _describe_change(s: Session, sizes: Sizes, reason: str, n_steps_lost: int = 0) -> str:
+def _describe_change(s: Session, restart: Restart, n_steps_lost: int = 0) -> str:
     """Say what happened, what changes and what stays."""
-    plan = s.run.plan
+    plan, sizes, reason = s.run.plan, restart.sizes, restart.reason
     old, new = (plan["batch_size"], plan["accumulate"]), (sizes.batch_size, sizes.accumulate)
     if new == old:
         return f"{reason}: validation batches hold {sizes.val_batch_size} samples from now on"

@@ -54,6 +54,7 @@ class Restart:
     """What an attempt takes over from the one before, which ran out of memory; the rest is in the checkpoint."""
 
     sizes: Sizes
+    reason: str  # what ran out of memory, in a sentence
     n_replans: int  # how often this process has gone on with smaller batches
     attempt: int  # its number at least
     started_s: float  # when the first attempt began, by ``time.perf_counter``
@@ -108,7 +109,7 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether the run has trained for as long as it was asked to."""
-        return self.limits.is_reached(self.progress.step, self.progress.epoch)
+        return self.progress.epoch >= self.limits.n_epochs or self.progress.step >= self.limits.max_steps
 
     def start_epoch(self) -> Iterator[Any]:
         """Return the batches from where the epoch was left, with the random generators as they were there."""
@@ -165,11 +166,11 @@ class Session:
 
             divide, optimizer_state = divide_like, divide_optimizer_state(setup.optimizer, optimizer_state)
         checkpoint.load_model_state(setup.model, state["model"], path, divide)
-        checkpoint.load_part_state("optimizer", setup.optimizer, optimizer_state, path)
-        if setup.scaler is not None and state["scaler"] is not None:
-            checkpoint.load_part_state("scaler", setup.scaler, state["scaler"], path)
-        if run.average is not None:
-            checkpoint.load_part_state("average of the weights", run.average, state["average"], path)
+        parts = {"optimizer": (setup.optimizer, optimizer_state), "scaler": (setup.scaler, state["scaler"])}
+        parts["average of the weights"] = run.average, state["average"]
+        for name, (part, saved) in parts.items():
+            if part is not None and (saved is not None or name != "scaler"):
+                checkpoint.load_part_state(name, part, saved, path)
         self.meter.load_state_dict(state["meter"])
         for name, value in state["progress"].items():
             setattr(self.progress, name, value)

@@ -18,7 +18,7 @@ from fulltilt.engine.loop.opening import Job, open_folder, open_session
 from fulltilt.engine.loop.replan import plan_replan, prepare_restart
 from fulltilt.engine.loop.session import Restart, Session
 from fulltilt.engine.ranks.process import find_link
-from fulltilt.engine.ranks.world import join_world
+from fulltilt.engine.ranks.world import join_devices, plan_devices
 from fulltilt.measure import apply_memory_limit
 from fulltilt.records import Listener
 from fulltilt.tasks import Workload
@@ -90,14 +90,10 @@ def train(
     """
     limits = read_limits(config, epochs, max_steps)
     if must_launch(config, device):
-        given = {"out_dir": str(out_dir), "resume": resume, "epochs": epochs, "device": device, "workload": workload}
-        given |= {
-            "max_steps": max_steps,
-            "training_metrics": training_metrics,
-            "memory_limit_bytes": memory_limit_bytes,
-        }
+        given = {"out_dir": str(out_dir), "resume": resume, "epochs": epochs, "device": device, "max_steps": max_steps}
+        given |= {"workload": workload, "training_metrics": training_metrics, "memory_limit_bytes": memory_limit_bytes}
         return train_in_ranks(_train_as_rank, config, listeners, given)
-    world, name = join_world(config, device)
+    world, name = join_devices(plan_devices(config, device))
     chosen = check_device(name)  # first: a device that is not there leaves no folder behind
     if memory_limit_bytes is not None:
         apply_memory_limit(chosen, memory_limit_bytes)
@@ -112,11 +108,16 @@ def train(
         training_metrics=training_metrics,
         world=world,
     )
+    return _take_attempts(job, after)
+
+
+def _take_attempts(job: Job, after: Restart | None) -> TrainResult:
+    """Train until an attempt ends otherwise than by a want of memory that smaller micro-batches answer."""
     with catch_signals() as stop, open_folder(job):
         while True:
             with open_session(job, after) as session:
                 with tell_failure(session):
-                    after = _fit_or_replan(session, world.agree_on(stop))
+                    after = _fit_or_replan(session, job.world.agree_on(stop))
                 if after is None:
                     result = finish(session)
                     break

@@ -43,11 +43,7 @@ MAX_LOOK_S = 2.0
 MAX_CHECKPOINT_BYTES = 4 * 2**30
 MAX_STEPS = 10**9  # of a run over a stream, whose schedule wants an end; its learning rate is never set here
 
-PHRASES = {
-    "largest samples": "a batch of the largest samples",
-    "evaluation": "evaluation",
-    "checkpoint": "a checkpoint",
-}
+PHRASES = {"largest samples": "a batch of the largest samples", "checkpoint": "a checkpoint"}
 REMEDIES = {
     "largest samples": "use a smaller batch_size, or shorten the longest samples",
     "evaluation": "use a smaller data.val_batch_size, or a smaller validation set where data.placement holds it",
@@ -102,7 +98,7 @@ class Rehearsal:
                 on_part(part)
             meter.start()
             try:
-                with self._guard(part, PHRASES[part]):
+                with self._guard(part):
                     act()
             finally:
                 peaks[part] = meter.stop()
@@ -161,7 +157,7 @@ class Rehearsal:
                 self.notes.append(note)
             return None
         largest = None
-        with self._guard("largest samples", PHRASES["largest samples"]):
+        with self._guard("largest samples"):
             largest = find_largest_samples(loader, batch_size)
         if largest is not None and largest.n_looked < largest.n_samples:
             self.notes.append(
@@ -171,7 +167,7 @@ class Rehearsal:
         return largest
 
     @contextlib.contextmanager
-    def _guard(self, part: Part, what: str) -> Iterator[None]:
+    def _guard(self, part: Part, what: str | None = None) -> Iterator[None]:
         """Let through what ends a trial, in words that name the part; note everything else."""
         try:
             yield
@@ -187,7 +183,9 @@ class Rehearsal:
             if self._run.world.is_divided and not isinstance(error, StorageError):
                 raise  # the other ranks would wait in this part for ever
             why = f"{type(error).__name__}: {first_line}"
-            self.notes.append(f"memory: {what} could not be rehearsed and the peak is without it ({why})")
+            self.notes.append(
+                f"memory: {what or PHRASES.get(part, part)} could not be rehearsed and the peak is without it ({why})"
+            )
 
 
 class RepeatedBatch:

@@ -85,16 +85,9 @@ class Link:
         """Note how many optimizer steps were taken before the run goes on."""
         self._cells[self._base + STEP] = step
 
-    def work_alone(self) -> contextlib.AbstractContextManager[None]:
-        """Let the others wait for this rank as long as it takes: it writes a checkpoint, for instance."""
-        return self._mark(IS_ALONE)
-
-    def wait_for_others(self) -> contextlib.AbstractContextManager[None]:
-        """Note that this rank waits for the others: one that neither speaks nor waits hangs."""
-        return self._mark(IS_WAITING)
-
     @contextlib.contextmanager
-    def _mark(self, cell: int) -> Iterator[None]:
+    def mark(self, cell: int) -> Iterator[None]:
+        """Note inside the block that the others wait for this rank (IS_ALONE), or it for them (IS_WAITING)."""
         before = self._cells[self._base + cell]
         self._cells[self._base + cell] = 1
         try:

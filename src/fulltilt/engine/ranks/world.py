@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fulltilt.config import Config
 from fulltilt.data.loading.sampler import Share
 from fulltilt.engine.interrupt import Stop
-from fulltilt.engine.ranks.process import Link, find_link
+from fulltilt.engine.ranks.process import IS_ALONE, IS_WAITING, Link, find_link
 from fulltilt.errors import ConfigError
 from fulltilt.hardware import list_rank_devices
 
@@ -31,14 +31,9 @@ MAX_POLLS_APART = 20
 
 
 def plan_devices(config: Config, device: str | None = None) -> list[str]:
-    """List the devices that ``device``, else ``run.device``, names, one a rank: ``hardware.list_rank_devices``."""
+    """List the devices that ``device``, else ``run.device``, names, one a rank; ``auto`` is a GPU or the CPU."""
     wanted = config.run.device if device is None else device
     return list_rank_devices(wanted, config.run.n_ranks, has_gpu=torch.cuda.is_available)
-
-
-def choose_device(config: Config, device: str | None = None) -> str:
-    """Return the first device that ``device``, else ``run.device``, names; ``auto`` is the first GPU or the CPU."""
-    return plan_devices(config, device)[0]
 
 
 def is_rank() -> bool:
@@ -135,30 +130,25 @@ class World:
 
     def work_alone(self) -> contextlib.AbstractContextManager[None]:
         """Let the others wait for what this rank does now, which may take long: it does not hang."""
-        return contextlib.nullcontext() if self.link is None else self.link.work_alone()
+        return contextlib.nullcontext() if self.link is None else self.link.mark(IS_ALONE)
 
     def agree_on(self, stop: Stop) -> Stop:
         """Return ``stop`` as all ranks see it at once, the parent's wish included."""
         return stop if not self.is_divided and self.link is None else AgreedStop(self, stop)
 
     def _standing_still(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self.link is None else self.link.wait_for_others()
+        return contextlib.nullcontext() if self.link is None else self.link.mark(IS_WAITING)
 
 
 ALONE = World()
 
 
-def join_world(config: Config, device: str | None = None) -> tuple[World, str]:
+def join_devices(devices: Sequence[str]) -> tuple[World, str]:
     """Return the world of this process and the name of its device; wait for the other ranks the first time.
 
     Raises:
-        ConfigError: as many ranks were started as the configuration has no devices for.
+        ConfigError: as many ranks were started as there are no devices for.
     """
-    return join_devices(plan_devices(config, device))
-
-
-def join_devices(devices: Sequence[str]) -> tuple[World, str]:
-    """Join the ranks as ``join_world`` does, where their devices are known."""
     if not is_rank():
         return ALONE, devices[0]
     rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

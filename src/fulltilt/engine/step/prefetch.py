@@ -51,9 +51,6 @@ class Prefetcher(Iterator[Any]):
         batches: In host memory, page-locked for copies that do not block.
         lane: Where copies run; in tests one that can be held back.
         look: Shown each batch before it is copied.
-
-    Attributes:
-        n_held: Host batches that a copy may still read.
     """
 
     def __init__(self, batches: Iterator[Any], lane: CudaLane, look: Callable[[Any], None] | None = None):
@@ -61,10 +58,6 @@ class Prefetcher(Iterator[Any]):
         self._next: tuple[Any, torch.cuda.Event] | None = None
         self._sources: deque[tuple[Any, torch.cuda.Event]] = deque()
         self._is_started = False
-
-    @property
-    def n_held(self) -> int:
-        return len(self._sources)
 
     def __next__(self) -> Any:
         """Return the next batch, once the copy of the one behind it is enqueued.
