@@ -149,13 +149,6 @@ def test_the_document_has_the_contracts_keys(grid):
     assert by_lr[0.01] < by_lr[0.0001]
 
 
-def test_the_log_is_that_of_the_training(grid):
-    said = run("logs", "e3", folder=grid).stdout
-    assert said.startswith("== e3, attempt 1 on cpu:")
-    assert "optim.lr=0.001 data.batch_size=64" in said.splitlines()[0]
-    assert "epoch 2/2" in said
-
-
 @pytest.mark.slow
 def test_the_same_command_again_starts_nothing_and_more_points_only_themselves(grid, tmp_path):
     before = read_events(grid)
@@ -165,16 +158,15 @@ def test_the_same_command_again_starts_nothing_and_more_points_only_themselves(g
     assert len(json.loads((tmp_path / "again.json").read_text())["experiments"]) == 6
     more = run("submit", "--local", config, "epochs=2", "lr=[0.01, 0.02]", "batch_size=128", folder=grid)
     assert "1 of 2 points are new" in more.stdout
-    assert [event.arrow for event in read_events(grid)[len(before) :]] == [
-        "submit",
-        "lease",
-        "start",
-        "finish",
-        "commit",
-    ]
+    arrows = [event.arrow for event in read_events(grid)[len(before) :]]
+    assert arrows == ["submit", "lease", "start", "finish", "commit"]
 
 
-def test_ids_that_are_none_and_experiments_that_are_over(grid):
+def test_the_log_is_that_of_the_training_and_ids_that_are_none_or_over_are_refused(grid):
+    said = run("logs", "e3", folder=grid).stdout
+    assert said.startswith("== e3, attempt 1 on cpu:")
+    assert "optim.lr=0.001 data.batch_size=64" in said.splitlines()[0]
+    assert "epoch 2/2" in said
     assert "no experiment 'e77'" in run("logs", "e77", folder=grid, code=2).stderr
     assert "did you mean" in run("cancel", "e77", folder=grid, code=2).stderr
     assert "e2 is over already (succeeded)" in run("cancel", "2", folder=grid, code=2).stderr

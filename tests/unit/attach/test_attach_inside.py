@@ -335,12 +335,6 @@ def test_time_of_a_write_is_booked_to_the_users_line(calls, tmp_path):
     assert calls._observer.spans.totals_ns[FILE_WRITE] >= sum(site["ns"] for site in does.values()) > 0
 
 
-@pytest.mark.filterwarnings("ignore:Exception ignored")  # plain open says as much of a file that nobody closes
-def test_an_unclosed_file_is_written_when_it_is_dropped(calls, tmp_path):
-    open(tmp_path / "file", "w").write("all of it")  # noqa: SIM115
-    assert (tmp_path / "file").read_text() == "all of it"
-
-
 def slow_part(values):
     total = 0.0
     for value in values:

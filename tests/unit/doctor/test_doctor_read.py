@@ -84,15 +84,7 @@ def test_what_costs_nothing_there_is_no_finding(tmp_path, line):
     assert _find(tmp_path, LOOP + f"    {line}\n") == []
 
 
-def test_a_number_read_once_is_a_number(tmp_path):
-    code = LOOP + "    value = loss.item()\n    total = total + value\n    print(f'{total:.3f}', float(value), value)\n"
-    assert _find(tmp_path, code) == [("host-sync", "value = loss.item()")]
-    code = LOOP + "    loss = loss.item()\n    print(loss)\n"
-    assert _find(tmp_path, code) == [("host-sync", "loss = loss.item()")]
-
-
-def test_a_file_is_told_once_at_the_line_that_writes(tmp_path):
-    code = """
+WRITES = """
     with open("a.json", "w") as file:
         json.dump(history, file)
     with open("b.txt", "a") as file:
@@ -100,17 +92,31 @@ def test_a_file_is_told_once_at_the_line_that_writes(tmp_path):
         json.dump(history, file, indent=1)
     log = open("c.txt", "w")
     log.close()
-    """
-    assert _find(tmp_path, LOOP + code) == [
-        ("file-write", "json.dump(history, file)"),
-        ("file-write", 'file.write("loss")'),
-        ("file-write", 'log = open("c.txt", "w")'),
-    ]
+"""
+LOOPS = "        for y in range(h):\n            for x in range(w):\n                image[y, x] = [2 * v for v in z]\n"
 
 
-def test_loops_inside_a_slow_loop_are_part_of_it(tmp_path):
-    body = "for y in range(h):\n            for x in range(w):\n                image[y, x] = [2 * v for v in z]\n"
-    assert _find(tmp_path, f"{DATASET}        {body}") == [("slow-transform", "for y in range(h):")]
+@pytest.mark.parametrize(
+    ("code", "rule", "lines"),
+    [
+        (
+            LOOP
+            + "    value = loss.item()\n    total = total + value\n    print(f'{total:.3f}', float(value), value)\n",
+            "host-sync",
+            ["value = loss.item()"],
+        ),
+        (LOOP + "    loss = loss.item()\n    print(loss)\n", "host-sync", ["loss = loss.item()"]),
+        (
+            LOOP + WRITES,
+            "file-write",
+            ["json.dump(history, file)", 'file.write("loss")', 'log = open("c.txt", "w")'],
+        ),
+        (DATASET + LOOPS, "slow-transform", ["for y in range(h):"]),
+    ],
+    ids=["a number read is a number", "in place", "a file at the line that writes", "loops inside a slow loop"],
+)
+def test_what_belongs_together_is_told_once(tmp_path, code, rule, lines):
+    assert _find(tmp_path, code) == [(rule, line) for line in lines]
 
 
 @pytest.mark.parametrize(
