@@ -264,16 +264,18 @@ def test_what_cannot_be_read_is_wrong_usage(tmp_path, capsys, monkeypatch, files
     assert said in capsys.readouterr().err
 
 
-def test_a_script_without_a_training_loop_is_told_in_one_sentence(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "trainer.fit(model)\n",
+            "no training loop was found (a loop around .backward()), perhaps a framework has it; ",
+        ),
+        (LOOP, "nothing that every step does outside of an `if` to remark on, in the loop at train.py:2; "),
+    ],
+)
+def test_a_script_without_a_loop_or_without_a_fault_is_told_in_one_sentence(tmp_path, capsys, monkeypatch, code, said):
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("trainer.fit(model)\n")
+    Path("train.py").write_text(code)
     assert run_command(["doctor", "read", "train.py"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(
-        "train.py: no training loop was found (a loop around .backward()), perhaps a framework has it; "
-    )
-    Path("train.py").write_text(LOOP)
-    assert run_command(["doctor", "read", "train.py"]) == 0
-    assert capsys.readouterr().out.startswith(
-        "train.py: nothing that every step does outside of an `if` to remark on, in the loop at train.py:2; "
-    )
+    assert capsys.readouterr().out.startswith(f"train.py: {said}")

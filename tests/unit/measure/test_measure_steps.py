@@ -106,23 +106,27 @@ def test_warmup_behind_a_plateau_is_found_among_the_timed_blocks():
     assert result.n_warmup_steps + result.n_steps == training.n_done
 
 
-def test_the_time_limit_ends_it_but_not_below_two_blocks():
-    result = FakeTraining(1000.0).measure(n_steps=1000, max_measure_s=20.0)
-    assert [b.n_steps for b in result.blocks] == [4] * 5
-    assert notes(result, "blocks of 4 steps instead of 8", "ended after 20 steps in 5 blocks")
-    result = FakeTraining(1000.0).measure(max_measure_s=0.5)
-    assert [b.n_steps for b in result.blocks] == [1, 1]
-    assert result.samples_per_s_ci95[0] == pytest.approx(32)
-    assert FakeTraining(10_000.0).measure(max_measure_s=None).n_steps == 40
-
-
-def test_blocks_of_whole_epochs_hold_what_happens_once_an_epoch_and_are_not_split_when_time_is_short():
-    result = FakeTraining(lambda n: 110.0 if n % 5 == 0 else 10.0).measure(min_block_steps=5, n_steps=20)
-    assert {b.n_steps for b in result.blocks} == {10}
-    assert result.samples_per_s == pytest.approx(32 / 0.030)
-    assert result.phases_ms.step == pytest.approx(30.0)
-    result = FakeTraining(1000.0).measure(min_block_steps=12, max_measure_s=1.0)
-    assert [b.n_steps for b in result.blocks] == [12, 12]
+@pytest.mark.parametrize(
+    ("step_ms", "options", "sizes", "said"),
+    [
+        (1000, {"n_steps": 1000, "max_measure_s": 20}, [4] * 5, ["blocks of 4 steps instead", "ended after 20 steps"]),
+        (1000, {"max_measure_s": 0.5}, [1, 1], []),
+        (10_000, {"max_measure_s": None}, [8] * 5, []),
+        (0.1, {"n_steps": 40}, [200] * 5, []),
+        (30, {"min_block_steps": 5, "n_steps": 20}, [10] * 5, []),
+        (1000, {"min_block_steps": 12, "max_measure_s": 1.0}, [12, 12], []),
+    ],
+    ids=["fewer", "never below two", "no limit", "short steps", "whole epochs", "epochs are not split"],
+)
+def test_blocks_are_as_long_and_as_many_as_steps_epochs_and_time_allow(step_ms, options, sizes, said):
+    # where blocks are epochs of 5, what happens once an epoch is in each
+    is_epoch = options.get("min_block_steps") == 5
+    result = FakeTraining(lambda n: 130 if n % 5 == 0 else 5) if is_epoch else FakeTraining(step_ms)
+    result = result.measure(**options)
+    assert [b.n_steps for b in result.blocks] == sizes
+    assert result.phases_ms.step == pytest.approx(step_ms)
+    assert (result.samples_per_s, result.samples_per_s_ci95[0]) == pytest.approx((32e3 / step_ms,) * 2)
+    assert notes(result, *said)
 
 
 @pytest.mark.parametrize("offset", [0, 5, 40, 85])
@@ -141,12 +145,6 @@ def test_the_begin_of_an_epoch_is_in_the_figure_wherever_the_measurement_starts(
     assert result.samples_per_s == pytest.approx(32 * 90 / (90 * 0.003 + 0.350), rel=1e-6)
     assert {b.n_steps for b in result.blocks} == {90}
     assert result.notes == ()
-
-
-def test_very_short_steps_get_longer_blocks():
-    result = FakeTraining(0.1).measure(n_steps=40)
-    assert min(b.seconds for b in result.blocks) == pytest.approx(0.02)
-    assert len(result.blocks) == 5
 
 
 @pytest.mark.parametrize(
@@ -247,12 +245,9 @@ def test_blocks_are_told_and_what_happens_between_or_before_them_is_in_no_step()
     assert "phases_ms" not in result.null_reasons
 
 
-def test_a_step_without_samples_is_refused():
+def test_a_step_without_samples_is_refused_and_a_clock_that_stands_still_does_not_hang():
     with pytest.raises(ValueError, match="consumed 0 samples"):
         FakeTraining(n_samples=0).measure()
-
-
-def test_a_clock_that_stands_still_does_not_hang():
     assert "phases_ms" in FakeTraining(0.0).measure(n_steps=8).null_reasons
 
 
