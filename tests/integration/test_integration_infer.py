@@ -167,8 +167,6 @@ def test_a_model_that_raises_is_told_in_a_line_with_its_log(own):
     ("words", "said"),
     [
         (["mine:workload"], "no target is stated"),
-        (["mine:workload", "targets.response_s={p95: 1}"], "targets.requests_per_s"),
-        (["mine:workload", "targets.response_s={p42: 1}"], "p42"),
         (["mine:workload", "targets.memory_gib=1", "--weights", "nowhere"], "nowhere holds no checkpoint"),
         (["missing.yaml"], "missing.yaml"),
     ],

@@ -63,12 +63,10 @@ def wait_for(look, process: subprocess.Popen | None = None):
 def find_processes(folder: Path) -> list[int]:
     """Living processes that carry the mark of an attempt of this lab."""
     found = []
-    for entry in Path("/proc").iterdir():
+    mark = f"FULLTILT_ATTEMPT={folder.resolve()}/".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (
-                entry.name.isdigit()
-                and f"FULLTILT_ATTEMPT={folder.resolve()}/".encode() in (entry / "environ").read_bytes()
-            ):
+            if mark in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
     return found
 
@@ -217,8 +215,7 @@ def test_what_cannot_run_is_refused_before_a_row_is_written(tmp_path, capsys, te
     assert run_command(words) == 2
     assert said in capsys.readouterr().err
     if (tmp_path / "lab").exists():
-        with contextlib.closing(open_store(tmp_path / "lab")) as store:
-            assert store.read_experiments() == ()
+        assert read_events(tmp_path / "lab") == ()
 
 
 GRID = "lr: [0.1, 0.2, 0.3]\nbatch_size: [1, 2]\ndevice: [0, 1, 2, 3]\n"

@@ -80,7 +80,13 @@ def build_columns(rows: Sequence[Row], *, is_narrow: bool = False) -> list[Colum
     )
     if any(row.get("gpu_utilization_pct") is not None for row in rows):
         columns.append(Column(title="GPU %", cell=lambda row: _format(row.get("gpu_utilization_pct"), "{:.0f}")))
-    columns.append(Column(title="memory GiB", cell=lambda row: _gib(read_memory_gib(row)), tip=_describe_fullest_part))
+    columns.append(
+        Column(
+            title="memory GiB",
+            cell=lambda row: _gib(read_memory_gib(row)),
+            tip=lambda row: f"fullest: {part}" if (part := row.get("memory_peak_part")) else "",
+        )
+    )
     columns.append(Column(title="status", cell=lambda row: _STATUS[row["status"]], is_number=False))
     return columns
 
@@ -89,12 +95,6 @@ def read_memory_gib(row: Row) -> float | None:
     """Read the memory of the device used: reserved on a GPU, the process tree's peak on a CPU."""
     reserved = row.get("memory_reserved_peak_gib")
     return reserved if reserved is not None else row.get("memory_rss_peak_gib")
-
-
-def _describe_fullest_part(row: Row) -> str:
-    """Name the part of the run that the memory is of; empty where it was not read."""
-    part = row.get("memory_peak_part")
-    return f"fullest: {part}" if part else ""
 
 
 def format_throughput(row: Row) -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -357,8 +358,7 @@ def test_tracing_finds_the_function_and_line_that_take_the_time():
     finally:
         sys.settrace(before)
         times.stop()
-    by_function = {}
+    by_function = Counter()
     for key, (ns, _) in times.lines.items():
-        if key is not None:
-            by_function[key[0].co_name] = by_function.get(key[0].co_name, 0) + ns
+        by_function[key and key[0].co_name] += ns
     assert by_function["slow_part"] > 10 * by_function["quick_part"]
