@@ -154,9 +154,12 @@ def test_the_folder_of_a_training_is_never_taken_over(tmp_path):
 def test_a_training_is_another_one_with_other_epochs_and_the_same_with_other_targets():
     base = describe_training(build_config(memory_gib=1))
     assert describe_training(build_config(memory_gib=2, requests_per_s=5)) == base
-    assert describe_training(build_config(run={"epochs": 3, "device": "cpu"})) != base
-    assert describe_training(build_config(speed={"precision": "bf16"})) != base
-    assert describe_training(build_config(speed={"compile": True})) != base
+    for other in (
+        {"run": {"epochs": 3, "device": "cpu"}},
+        {"speed": {"precision": "bf16"}},
+        {"speed": {"compile": True}},
+    ):
+        assert describe_training(build_config(**other)) != base
 
 
 def simulate_queue(utilization, n, seed):

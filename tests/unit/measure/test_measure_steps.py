@@ -195,10 +195,8 @@ def test_pressure_and_steal_are_read_over_the_timed_blocks():
     training = FakeTraining(100.0)
     host = FakeHost(training, pressure=lambda s: 0.25, steal=lambda s: 0.04)
     result = training.measure(read_pressure=host.read, read_cpu_times=host.read)
-    assert result.cpu_pressure_pct == pytest.approx(25.0)
-    assert result.steal_pct == pytest.approx(4.0, abs=0.5)
-    assert result.null_reasons == {}
-    assert result.notes == (), "pressure in all blocks alike is the plan's own"
+    assert (result.cpu_pressure_pct, result.steal_pct) == (pytest.approx(25.0), pytest.approx(4.0, abs=0.5))
+    assert (result.null_reasons, result.notes) == ({}, ()), "pressure in all blocks alike is the plan's own"
 
 
 @pytest.mark.parametrize("kind", ["pressure", "steal"])
