@@ -202,19 +202,17 @@ def test_the_three_faults_of_the_slow_script_are_found_as_a_user_sees_them(tmp_p
         "3 places in scripts/slow_train.py may cost time at every step; nothing was run: "
         "`fulltilt doctor watch -- python scripts/slow_train.py` measures them"
     )
-    lines = SLOW.read_text().splitlines()
-    expected = [
-        ("slow-transform", "stretched.append([(pixel - low) / (high - low) for pixel in row])"),
-        ("host-sync", "total += loss.item()"),
-        ("file-write", "json.dump(history, file, indent=2)"),
-    ]
-    assert out[1::3] == [
-        f"scripts/slow_train.py:{[*map(str.strip, lines)].index(c) + 1}  {rule}" for rule, c in expected
-    ]
-    assert [line.strip() for line in out[2::3]] == [code for _, code in expected]
-
+    lines = [line.strip() for line in SLOW.read_text().splitlines()]
+    expected = {
+        "slow-transform": "stretched.append([(pixel - low) / (high - low) for pixel in row])",
+        "host-sync": "total += loss.item()",
+        "file-write": "json.dump(history, file, indent=2)",
+    }
+    places = {rule: lines.index(code) + 1 for rule, code in expected.items()}
+    assert out[1::3] == [f"scripts/slow_train.py:{line}  {rule}" for rule, line in places.items()]
+    assert [line.strip() for line in out[2::3]] == [*expected.values()]
     document = json.loads((tmp_path / "found.json").read_text())
-    assert [finding["rule"] for finding in document["findings"]] == [rule for rule, _ in expected]
+    assert [finding["rule"] for finding in document["findings"]] == [*expected]
     assert {finding["verdict"] for finding in document["findings"]} == {"unconfirmed"}
     assert all(finding["gain_pct"] is None and finding["fix"] for finding in document["findings"])
     assert document["checked"] == ["host-sync", "slow-transform", "file-write"]

@@ -84,12 +84,6 @@ def test_of_many_that_want_one_experiment_one_gets_it(store, tmp_path):
     assert (len(got), len(refused)) == (1, 7)
 
 
-def test_what_is_committed_is_synced(store, tmp_path):
-    with store._engine.connect() as connection:
-        pragmas = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
-    assert pragmas == ["wal", 2]
-
-
 def test_a_folder_without_a_lab_and_a_file_that_is_none(tmp_path):
     with pytest.raises(UsageError, match="submit --local CONFIG makes one"):
         open_store(tmp_path)
@@ -98,9 +92,11 @@ def test_a_folder_without_a_lab_and_a_file_that_is_none(tmp_path):
         open_store(tmp_path)
 
 
-def test_a_full_disk_is_told_and_the_rows_stay(store, tmp_path):
+def test_what_is_committed_is_synced_and_a_full_disk_is_told_and_the_rows_stay(store, tmp_path):
     store.add(GRID, build_points(2), [])
     with store._engine.connect() as connection:
+        pragmas = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
+        assert pragmas == ["wal", 2], "what is committed is synced"
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StorageError, match="no space left"):

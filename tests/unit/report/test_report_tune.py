@@ -61,6 +61,9 @@ def test_a_pick_says_what_it_changes_and_what_it_ties_with():
     assert first.startswith("batch_size 64")
     tie, changes = "tied with: t1 (batch_size 32)", "changes the recipe: effective batch 32 → 64"
     assert {tie, changes, "512 MiB; 3,000 samples/s per GiB"} <= {*lines}
+    for n_ties, more in ((7, "; and 2 others"), (5, "")):
+        ids = [f"t{number}" for number in range(10, 10 + n_ties)]
+        assert f"tied with: t10; t11; t12; t13; t14{more}" in describe_pick(PICK | {"tied_with": ids}, ROWS)
     for runs, shown in (([1000.0, 4000.0, 2000.0], "median"), ([1000.0, 4000.0], "slower")):
         said = f"shown is the {shown} one, compared is the geometric mean, 2,000"
         assert any(line.endswith(said) for line in describe_pick({**PICK, "runs_samples_per_s": runs}))
@@ -99,12 +102,6 @@ def test_a_busy_machine_is_said_once_and_marked_elsewhere():
     assert describe_hints(document) == ["a larger batch fits"]
     stolen = document | {"picks": {"recommended": PICK | BUSY | {"steal_pct": 12.0}}}
     assert len(describe_hints(stolen)) == 2, "the host's share stands nowhere else"
-
-
-@pytest.mark.parametrize(("n_ties", "more"), [(7, "; and 2 others"), (5, "")])
-def test_of_many_ties_five_are_named_and_the_others_counted(n_ties, more):
-    ids = [f"t{number}" for number in range(10, 10 + n_ties)]
-    assert f"tied with: t10; t11; t12; t13; t14{more}" in describe_pick(PICK | {"tied_with": ids}, ROWS)
 
 
 def test_the_legend_counts_the_probes_that_advice_rests_on():
