@@ -80,7 +80,8 @@ def describe_savings(document: Document) -> list[str]:
     if unconfirmed := _describe_unconfirmed(savings, document.get("verification") or {}):
         said += f"; {unconfirmed}"
     if not busy:
-        return [said, *(_describe_payback(savings) if is_claim else ())]
+        is_paid_back = is_claim and savings.get("payback_s") is not None
+        return [said, _describe_payback(savings)] if is_paid_back else [said]
     n, are = len(compared), "is" if len(busy) == 1 else "are"
     those = f"of the {n} runs compared, {len(busy)} {are} a busy machine's ({', '.join(busy)})"
     if len(busy) == n:
@@ -151,15 +152,13 @@ def _describe_time_saved(saved_pct: float, *, n_digits: int = 0) -> str:
     )
 
 
-def _describe_payback(savings: Mapping[str, Any]) -> list[str]:
-    if savings.get("payback_s") is None:
-        return []
+def _describe_payback(savings: Mapping[str, Any]) -> str:
     low, high = map(format_duration, savings["payback_s_ci95"])
     took, after = format_duration(savings["search_s"]), format_duration(savings["payback_s"])
     text = f"the search took {took} and has paid for itself after {after} of training ({low} to {high})"
     if savings["after_s"] is not None and savings["payback_s"] > savings["after_s"]:
         text += f": longer than this run, which saves {format_duration(savings['saved_s'])}"
-    return [text]
+    return text
 
 
 def describe_resolution(document: Document) -> str | None:

@@ -81,11 +81,8 @@ def _list_charts(
     if len(runs) == 1:
         for metric in dict.fromkeys(["loss", *validation]):
             kinds = {"training": training.pop(metric, {}), "validation": validation.get(metric, {})}
-            yield (
-                name_metric(metric).capitalize(),
-                metric,
-                {kind: y for kind, of in kinds.items() for y in of.values() if y},
-            )
+            pair = {kind: next(iter(curves.values()), []) for kind, curves in kinds.items()}
+            yield name_metric(metric).capitalize(), metric, _drop_empty(pair)
     else:
         yield "Training loss", "loss", training.pop("loss")
         for metric, curves in validation.items():
