@@ -63,12 +63,10 @@ def wait_for(look, process: subprocess.Popen | None = None):
 def find_processes(folder: Path) -> list[int]:
     """Living processes that carry the mark of an attempt of this lab."""
     found = []
-    for entry in Path("/proc").iterdir():
+    mark = f"FULLTILT_ATTEMPT={folder.resolve()}/".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (
-                entry.name.isdigit()
-                and f"FULLTILT_ATTEMPT={folder.resolve()}/".encode() in (entry / "environ").read_bytes()
-            ):
+            if mark in (entry / "environ").read_bytes():
                 found.append(int(entry.name))
     return found
 
@@ -149,13 +147,6 @@ def test_the_document_has_the_contracts_keys(grid):
     assert by_lr[0.01] < by_lr[0.0001]
 
 
-def test_the_log_is_that_of_the_training(grid):
-    said = run("logs", "e3", folder=grid).stdout
-    assert said.startswith("== e3, attempt 1 on cpu:")
-    assert "optim.lr=0.001 data.batch_size=64" in said.splitlines()[0]
-    assert "epoch 2/2" in said
-
-
 @pytest.mark.slow
 def test_the_same_command_again_starts_nothing_and_more_points_only_themselves(grid, tmp_path):
     before = read_events(grid)
@@ -165,16 +156,15 @@ def test_the_same_command_again_starts_nothing_and_more_points_only_themselves(g
     assert len(json.loads((tmp_path / "again.json").read_text())["experiments"]) == 6
     more = run("submit", "--local", config, "epochs=2", "lr=[0.01, 0.02]", "batch_size=128", folder=grid)
     assert "1 of 2 points are new" in more.stdout
-    assert [event.arrow for event in read_events(grid)[len(before) :]] == [
-        "submit",
-        "lease",
-        "start",
-        "finish",
-        "commit",
-    ]
+    arrows = [event.arrow for event in read_events(grid)[len(before) :]]
+    assert arrows == ["submit", "lease", "start", "finish", "commit"]
 
 
-def test_ids_that_are_none_and_experiments_that_are_over(grid):
+def test_the_log_is_that_of_the_training_and_ids_that_are_none_or_over_are_refused(grid):
+    said = run("logs", "e3", folder=grid).stdout
+    assert said.startswith("== e3, attempt 1 on cpu:")
+    assert "optim.lr=0.001 data.batch_size=64" in said.splitlines()[0]
+    assert "epoch 2/2" in said
     assert "no experiment 'e77'" in run("logs", "e77", folder=grid, code=2).stderr
     assert "did you mean" in run("cancel", "e77", folder=grid, code=2).stderr
     assert "e2 is over already (succeeded)" in run("cancel", "2", folder=grid, code=2).stderr
@@ -225,8 +215,7 @@ def test_what_cannot_run_is_refused_before_a_row_is_written(tmp_path, capsys, te
     assert run_command(words) == 2
     assert said in capsys.readouterr().err
     if (tmp_path / "lab").exists():
-        with contextlib.closing(open_store(tmp_path / "lab")) as store:
-            assert store.read_experiments() == ()
+        assert read_events(tmp_path / "lab") == ()
 
 
 GRID = "lr: [0.1, 0.2, 0.3]\nbatch_size: [1, 2]\ndevice: [0, 1, 2, 3]\n"

@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     console = build_console(to_stderr=args.json == "-")
     for line in words.describe_sides(document):
         console.print(line)
-    if refusal := words.describe_refusal(document):
-        console.print(f"\n{refusal}", style="bold yellow")
+    if refusal := document["refusal"]:
+        console.print(f"\nThese two cannot be held against each other: {refusal}.", style="bold yellow")
     console.print("\nWhat differs", style="bold")
     for line in words.describe_differences(document):
         console.print(f"  {line}")

@@ -17,7 +17,7 @@ import dataclasses
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ ALLOCATION_BYTES: Mapping[str, int] = {"cuda": 512, "cpu": 64}
 N_STEPS = 2  # the first creates the optimizer's state, the second holds it from the start
 _MAX_MICRO = 2  # of an accumulation window: from the second on gradients are there already
 
-Phase = Literal["training", "evaluation"]
 Kind = Literal["parameters", "gradients", "optimizer", "batch", "activations"]
 _UNSUPPORTED = (
     fake_tensor.DataDependentOutputException,
@@ -53,7 +52,6 @@ class FakePeak:
     """Live bytes at the fullest moment of two training steps and one evaluation step. The parts add up."""
 
     batch_size: int
-    phase: Phase  # in which that moment was
     total_bytes: int
     parameters_bytes: int  # buffers and other tensors of model and loss too
     gradients_bytes: int
@@ -67,19 +65,12 @@ class FakePeak:
         return self.total_bytes / 2**30
 
 
-class Step(Protocol):
-    """What is used of ``engine.TrainStep``."""
-
-    def __call__(self, batches: Iterator[Any], timer: Any) -> object: ...
-    def compute_loss(self, batch: Any) -> Tensor: ...
-
-
 def estimate_memory(
     run: Any,
     batch_size: int,
     *,
     batch: Any,
-    build_step: Callable[[Any], Step],
+    build_step: Callable[[Any], Any],
     imitate: str | None = None,
     evaluation_batch_size: int | None = None,
 ) -> FakePeak:
@@ -133,7 +124,7 @@ def estimate_memory(
 
 
 def _take_steps(
-    fake: Any, batch: Any, build_step: Callable[[Any], Step], ledger: "_StorageLedger", evaluation_batch_size: int
+    fake: Any, batch: Any, build_step: Callable[[Any], Any], ledger: "_StorageLedger", evaluation_batch_size: int
 ) -> None:
     step = build_step(fake)
     n_micro = fake.setup.accumulate  # a window that is one batch holds inputs and outputs of all of it
@@ -142,7 +133,6 @@ def _take_steps(
     for _ in range(N_STEPS):
         step(_yield_batches(batch, fake.batch_size, n_micro, ledger), NullTimer())
         ledger.mark(_find_state(fake.setup.optimizer), "optimizer")
-    ledger.phase = "evaluation"
     fake.setup.model.eval()
     with torch.no_grad():
         step.compute_loss(next(_yield_batches(batch, evaluation_batch_size, 1, ledger)))
@@ -163,7 +153,6 @@ class _Peak(NamedTuple):
     total: int
     number: int  # of the entry that made it
     split: Counter[Kind]
-    phase: Phase
 
 
 class _StorageLedger(TorchDispatchMode):
@@ -176,8 +165,7 @@ class _StorageLedger(TorchDispatchMode):
         self._n_entered = 0
         self._live: Counter[Kind] = Counter()
         self._total = 0
-        self.phase: Phase = "training"
-        self._peak = _Peak(0, 0, Counter(), "training")
+        self._peak = _Peak(0, 0, Counter())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **(kwargs or {}))
@@ -210,7 +198,7 @@ class _StorageLedger(TorchDispatchMode):
         self._live[kind] += n_bytes
         self._total += n_bytes
         if self._total > self._peak.total:
-            self._peak = _Peak(self._total, self._n_entered, self._live.copy(), self.phase)
+            self._peak = _Peak(self._total, self._n_entered, self._live.copy())
 
     def mark_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
@@ -233,7 +221,6 @@ class _StorageLedger(TorchDispatchMode):
         split = self._peak.split
         return FakePeak(
             batch_size=batch_size,
-            phase=self._peak.phase,
             total_bytes=self._peak.total,
             **{f"{kind}_bytes": split[kind] for kind in get_args(Kind)},
             persistent_bytes=self._live["parameters"] + self._live["optimizer"],

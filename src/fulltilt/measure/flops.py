@@ -85,26 +85,15 @@ def bears_compute(operator: str) -> bool:
 
 
 def _build_missing_formulas() -> dict[Any, Any]:
-    """Build formulas that torch's counter lacks: attention on a CPU, and products with a vector."""
-
-    def attend(q_shape: Any, k_shape: Any, v_shape: Any, *args: Any, **kwargs: Any) -> int:
-        return sdpa_flop_count(q_shape, k_shape, v_shape)
-
-    def attend_backward(grad_shape: Any, q_shape: Any, k_shape: Any, v_shape: Any, *args: Any, **kwargs: Any) -> int:
-        return sdpa_backward_flop_count(grad_shape, q_shape, k_shape, v_shape)
-
-    def multiply(first_shape: Any, *args: Any, **kwargs: Any) -> int:
-        return 2 * math.prod(first_shape)
-
-    def add_multiplied(bias_shape: Any, matrix_shape: Any, *args: Any, **kwargs: Any) -> int:
-        return 2 * math.prod(matrix_shape)
-
+    """Build formulas over shapes that torch's counter lacks: attention on a CPU, and products with a vector."""
     aten = torch.ops.aten
-    formulas = {
-        aten._scaled_dot_product_flash_attention_for_cpu: attend,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: attend_backward,
-        aten.mv: multiply,
-        aten.addmv: add_multiplied,
-        aten.dot: multiply,
+    formulas: dict[Any, Callable[..., int]] = {
+        aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+            lambda grad, q, k, v, *_, **__: sdpa_backward_flop_count(grad, q, k, v)
+        ),
+        aten.mv: lambda matrix, *_, **__: 2 * math.prod(matrix),
+        aten.addmv: lambda bias, matrix, *_, **__: 2 * math.prod(matrix),
+        aten.dot: lambda vector, *_, **__: 2 * math.prod(vector),
     }
     return {packet: formula for packet, formula in formulas.items() if packet not in flop_registry}

@@ -22,7 +22,9 @@ from fulltilt.hardware import read_rss_bytes, read_status_bytes
 from fulltilt.records import format_bytes
 
 _STACK_BYTES = 8 * 2**20
-_LIMITS_BYTES: dict[str, int] = {}  # in force in this process: neither torch nor the kernel tells the value again
+_LIMITS_BYTES: dict[
+    str, int
+] = {}  # by type of the device, of which a process has one: neither torch nor the kernel tells the value again
 _SPARE_THREADS = 4  # samplers, autograd's device thread, the loader's pin thread
 
 
@@ -42,12 +44,12 @@ def apply_memory_limit(device: torch.device | str, limit_bytes: int) -> None:
         _limit_cpu(limit_bytes)
     else:
         raise DeviceError(f"no memory limit for device {device}: fulltilt limits cpu and cuda")
-    _LIMITS_BYTES[_name_device(device)] = limit_bytes
+    _LIMITS_BYTES[device.type] = limit_bytes
 
 
 def find_memory_limit_bytes(device: torch.device | str) -> int | None:
     """Find the limit that ``apply_memory_limit`` put on this process for the device; None: none."""
-    return _LIMITS_BYTES.get(_name_device(device))
+    return _LIMITS_BYTES.get(torch.device(device).type)
 
 
 def compute_data_limit_bytes(*, mapped_bytes: int, resident_bytes: int, limit_bytes: int, n_threads: int) -> int:
@@ -81,12 +83,6 @@ def _limit_cuda(device: torch.device, limit_bytes: int) -> None:
     if reserved_bytes >= limit_bytes:
         raise _build_error(limit_bytes, reserved_bytes, f"{device} memory")
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
-
-
-def _name_device(device: torch.device | str) -> str:
-    """Name a device, ``cuda`` as the first GPU."""
-    device = torch.device(device)
-    return f"{device.type}:{device.index or 0}" if device.type == "cuda" else device.type
 
 
 def _build_error(limit_bytes: int, used_bytes: int, what: str) -> DeviceMemoryError:

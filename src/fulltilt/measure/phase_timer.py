@@ -81,22 +81,17 @@ class PhaseTimer:
         self._begin: Any = None
         self._begin_ns = 0
         self._laps: list[tuple[str, Any]] = []
-        self._is_started = False
-
-    @property
-    def in_step(self) -> bool:
-        """Whether a step is under way: between ``start_step`` and ``end_step``."""
-        return self._is_started
+        self.in_step = False  # between ``start_step`` and ``end_step``
 
     def start_step(self) -> None:
         """Begin a step; one that was begun and never ended (its body raised) leaves nothing behind."""
-        if self._begin is None or self._is_started or self._laps:
+        if self._begin is None or self.in_step or self._laps:
             self.pause()
             self._begin = self._mark()
             self._begin_ns = self._host_ns()
         else:
             self._laps.append(("other", self._mark()))
-        self._is_started = True
+        self.in_step = True
 
     def lap(self, phase: str) -> None:
         """Bill the time since the previous lap to ``phase``.
@@ -116,7 +111,7 @@ class PhaseTimer:
             self._pending.append(_PendingStep(self._begin, self._laps, end, wall_ns, n_samples))
             if len(self._pending) >= self._n_pending:
                 self._collect()
-        self._begin, self._begin_ns, self._laps, self._is_started = end, end_ns, [], False
+        self._begin, self._begin_ns, self._laps, self.in_step = end, end_ns, [], False
 
     def pause(self) -> None:
         """Forget the step under way, and bill nothing until ``resume`` or ``start_step``."""
@@ -126,7 +121,7 @@ class PhaseTimer:
         elif self._begin is not None:
             marks.append(self._begin)
         self.clock.release(marks)
-        self._begin, self._laps, self._is_started = None, [], False
+        self._begin, self._laps, self.in_step = None, [], False
 
     resume = start_step
 

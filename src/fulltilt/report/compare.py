@@ -52,7 +52,7 @@ def compare_sides(a: Side, b: Side) -> dict[str, Any]:
     control = compute_control(a, b) if is_same_work else None
     refusal = _find_refusal(differences, control)
     theirs = {figure.name: figure for figure in b.figures}
-    ours = {figure.name for figure in a.figures}
+    ours = dict.fromkeys(figure.name for figure in a.figures)
     pairs = [(figure, theirs[figure.name]) for figure in a.figures if figure.name in theirs]
     pairs += _pair_times_to_quality(a, b)
     pairs = [pair for pair in pairs if not _is_shown_already(pair[0].name.partition(": ")[0], a, b)]
@@ -68,7 +68,7 @@ def compare_sides(a: Side, b: Side) -> dict[str, Any]:
         "control": control,
         "figures": [_compare_figures(x, y, refusal, 1 - ALPHA / n_judged, is_same_work) for x, y in pairs],
         "only_in": {
-            "a": [name for name in dict.fromkeys(figure.name for figure in a.figures) if name not in theirs],
+            "a": [name for name in ours if name not in theirs],
             "b": [name for name in theirs if name not in ours],
         },
         "margin_pct": MARGIN_PCT,

@@ -182,7 +182,8 @@ def _find_kind(path: Path, document: Any) -> Kind:
 
 def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:
     machine = document["machine"]
-    rows = [row for row in (*document["trials"], *document.get("repeats", ())) if _is_whole_run(row)]
+    ok = [row for row in (*document["trials"], *document.get("repeats", ())) if row["status"] == "ok"]
+    rows = [row for row in ok if row.get("samples_per_s") and row.get("kind", WHOLE_RUNS[0]) in WHOLE_RUNS]
     picks = {name: pick for name, pick in document["picks"].items() if pick}
     rates = {row["id"]: row["samples_per_s"] for row in rows}
     if changed := [name for name, pick in picks.items() if rates.get(pick["id"]) != pick["samples_per_s"]]:
@@ -205,10 +206,6 @@ def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:
         rates_by_plan={plan: statistics.median(rates) for plan, rates in by_plan.items()},
         notes=() if noise_pct is None else (f"runs of one plan lay {noise_pct:.1f} % apart in this search",),
     )
-
-
-def _is_whole_run(row: Mapping[str, Any]) -> bool:
-    return row["status"] == "ok" and bool(row.get("samples_per_s")) and row.get("kind", WHOLE_RUNS[0]) in WHOLE_RUNS
 
 
 def _read_pick(

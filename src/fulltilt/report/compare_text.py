@@ -22,12 +22,6 @@ def describe_sides(document: Document) -> list[str]:
     return lines
 
 
-def describe_refusal(document: Document) -> str | None:
-    """Say why no figure of one side can be held against the other's, if that is so."""
-    refusal = document["refusal"]
-    return None if refusal is None else f"These two cannot be held against each other: {refusal}."
-
-
 def describe_statistics(document: Document) -> str:
     """Say what the columns A and B hold, and what the intervals are of."""
     rows = document["figures"]

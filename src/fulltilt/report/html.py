@@ -92,6 +92,13 @@ def build_figure(title: str, chart: str) -> str:
     return f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>"
 
 
+def build_table(titles: Sequence[str], lines: Sequence[str], *, attributes: str = "") -> str:
+    """Build a table that scrolls sideways; its lines are HTML already."""
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table{attributes}>{body}</table></div>'
+
+
 def describe_machine(machine: Mapping[str, Any]) -> str:
     """Describe in one line: processor, usable cores, memory, accelerators, torch."""
     parts = []
@@ -172,19 +179,17 @@ def _charts(rows: Sequence[Row], document: Document) -> str:
     recommended = read_recommended(document).get("id")
     figures = []
     if len({row["plan"]["batch_size"] for row in measured}) != 1:  # else all points lie above one another
-        limit = (document.get("search") or {}).get("memory_limit_gib")
+        memory_limit_gib = (document.get("search") or {}).get("memory_limit_gib")
         series = _group_series(measured)
-        rates = {name: [_build_throughput_point(row, recommended) for row in line] for name, line in series.items()}
-        memory = {
-            name: [_build_memory_point(row, recommended) for row in line if read_memory_gib(row) is not None]
-            for name, line in series.items()
-        }
-        n_shown = sum(map(len, series.values()))
-        dropped = "" if len(measured) == n_shown else f" (best {MAX_SERIES} combinations)"
-        chart = build_line_chart(rates, x_title="batch size", y_title="samples/s")
-        figures.append(build_figure(f"Throughput by batch{dropped}", chart))
-        chart = build_line_chart(memory, x_title="batch size", y_title="GiB", limit=limit)
-        figures.append(build_figure(f"Peak memory by batch{dropped}", chart))
+        is_whole = len(measured) == sum(map(len, series.values()))
+        dropped = "" if is_whole else f" (best {MAX_SERIES} combinations)"
+        for title, unit, limit in (("Throughput", "samples/s", None), ("Peak memory", "GiB", memory_limit_gib)):
+            points = {
+                name: [point for row in line if (point := _build_point(row, unit, recommended))]
+                for name, line in series.items()
+            }
+            chart = build_line_chart(points, x_title="batch size", y_title=unit, limit=limit)
+            figures.append(build_figure(f"{title} by batch{dropped}", chart))
     figures.append(build_figure("Where a step's time goes", _phase_bars(measured, recommended)))
     return f'<div class="charts">{"".join(figures)}</div>'
 
@@ -201,17 +206,18 @@ def _group_series(measured: Sequence[Row]) -> dict[str, list[Row]]:
     return {label: groups[label] for label in best[:MAX_SERIES]}
 
 
-def _build_throughput_point(row: Row, recommended: str | None) -> Point:
-    low, high = row.get("samples_per_s_ci95") or (None, None)
-    label = f"batch {row['plan']['batch_size']}: {format_throughput(row)} samples/s"
-    marked = row["id"] == recommended
-    return Point(x=row["plan"]["batch_size"], y=row["samples_per_s"], low=low, high=high, label=label, marked=marked)
-
-
-def _build_memory_point(row: Row, recommended: str | None) -> Point:
-    memory, part = read_memory_gib(row) or 0.0, row.get("memory_peak_part")
-    label = f"batch {row['plan']['batch_size']}: {format_gib(memory)}" + (f" ({part})" if part else "")
-    return Point(x=row["plan"]["batch_size"], y=memory, label=label, marked=row["id"] == recommended)
+def _build_point(row: Row, unit: str, recommended: str | None) -> Point | None:
+    """Place a row's speed or memory above its batch size; None where its memory was not read."""
+    batch, is_recommended = row["plan"]["batch_size"], row["id"] == recommended
+    if unit == "samples/s":
+        value, said = row["samples_per_s"], f"{format_throughput(row)} samples/s"
+        low, high = row.get("samples_per_s_ci95") or (None, None)
+    elif (value := read_memory_gib(row)) is None:
+        return None
+    else:
+        low = high = None
+        said = format_gib(value) + (f" ({part})" if (part := row.get("memory_peak_part")) else "")
+    return Point(x=batch, y=value, low=low, high=high, label=f"batch {batch}: {said}", marked=is_recommended)
 
 
 def _phase_bars(measured: Sequence[Row], recommended: str | None) -> str:
@@ -227,7 +233,6 @@ def _phase_bars(measured: Sequence[Row], recommended: str | None) -> str:
 
 def _table(rows: Sequence[Row], document: Document) -> str:
     picked, columns = name_picks(document), build_columns(rows)
-    head = "".join(f"<th>{escape(column.title)}</th>" for column in columns)
     body = []
     for row in rows:
         notes, is_ok = " · ".join(picked.get(row["id"], ())), row["status"] == "ok"
@@ -239,5 +244,4 @@ def _table(rows: Sequence[Row], document: Document) -> str:
         marks = [f' title="{escape(tip)}"' if (tip := column.tip(row)) else "" for column in columns]
         tds = "".join(f"<td{mark}>{cell}</td>" for mark, cell in zip(marks, cells, strict=True))
         body.append(f'<tr class="{"pick" if notes else "" if is_ok else "bad"}">{tds}</tr>')
-    drawn = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
-    return _note(describe_marks(document, in_full=True)) + drawn
+    return _note(describe_marks(document, in_full=True)) + build_table([column.title for column in columns], body)

@@ -46,7 +46,8 @@ def describe_gain(document: Document) -> str | None:
     times = f"{ratio:.2f} ×"
     if any(map(is_busy, (pick, baseline, *_list_compared(document)))):
         times = f"about {f'{ratio:.0f}' if ratio >= 10 else f'{ratio:.2g}'} × {BUSY_MARK}"
-    doubt = ", in too few runs to tell it from chance" if _find_reason(document, "savings") else ""
+    reasons = document.get("null_reasons") or {}
+    doubt = ", in too few runs to tell it from chance" if reasons.get("savings") else ""
     before, after = map(format_rate, rates)
     return (
         f"{times} the throughput of the settings as they were, {base}: {before} → {after} samples/s (before: "
@@ -62,10 +63,6 @@ def _list_compared(document: Document) -> list[Mapping[str, Any]]:
     return [found[id] for id in ids if id in found]
 
 
-def _find_reason(document: Document, name: str) -> str | None:
-    return (document.get("null_reasons") or {}).get(name)
-
-
 def describe_savings(document: Document) -> list[str]:
     """Say what the user's own run takes before and after, and when the search has paid for itself.
 
@@ -74,7 +71,7 @@ def describe_savings(document: Document) -> list[str]:
     """
     savings = document.get("savings")
     if not savings:
-        reason = _find_reason(document, "savings")
+        reason = (document.get("null_reasons") or {}).get("savings")
         return [f"time saved: not known, {reason}"] if reason else []
     compared = _list_compared(document)
     busy = [row["id"] for row in compared if is_busy(row)]
@@ -83,7 +80,8 @@ def describe_savings(document: Document) -> list[str]:
     if unconfirmed := _describe_unconfirmed(savings, document.get("verification") or {}):
         said += f"; {unconfirmed}"
     if not busy:
-        return [said, *(_describe_payback(savings) if is_claim else ())]
+        is_paid_back = is_claim and savings.get("payback_s") is not None
+        return [said, _describe_payback(savings)] if is_paid_back else [said]
     n, are = len(compared), "is" if len(busy) == 1 else "are"
     those = f"of the {n} runs compared, {len(busy)} {are} a busy machine's ({', '.join(busy)})"
     if len(busy) == n:
@@ -154,15 +152,13 @@ def _describe_time_saved(saved_pct: float, *, n_digits: int = 0) -> str:
     )
 
 
-def _describe_payback(savings: Mapping[str, Any]) -> list[str]:
-    if savings.get("payback_s") is None:
-        return []
+def _describe_payback(savings: Mapping[str, Any]) -> str:
     low, high = map(format_duration, savings["payback_s_ci95"])
     took, after = format_duration(savings["search_s"]), format_duration(savings["payback_s"])
     text = f"the search took {took} and has paid for itself after {after} of training ({low} to {high})"
     if savings["after_s"] is not None and savings["payback_s"] > savings["after_s"]:
         text += f": longer than this run, which saves {format_duration(savings['saved_s'])}"
-    return [text]
+    return text
 
 
 def describe_resolution(document: Document) -> str | None:

@@ -79,8 +79,14 @@ def build_columns(rows: Sequence[Row], *, is_narrow: bool = False) -> list[Colum
         Column(title="samples/s", cell=lambda row: mark_busy(format_throughput(row), row), tip=describe_pressure)
     )
     if any(row.get("gpu_utilization_pct") is not None for row in rows):
-        columns.append(Column(title="GPU %", cell=lambda row: _fixed(row.get("gpu_utilization_pct"), 0)))
-    columns.append(Column(title="memory GiB", cell=lambda row: _gib(read_memory_gib(row)), tip=_describe_fullest_part))
+        columns.append(Column(title="GPU %", cell=lambda row: _format(row.get("gpu_utilization_pct"), "{:.0f}")))
+    columns.append(
+        Column(
+            title="memory GiB",
+            cell=lambda row: _gib(read_memory_gib(row)),
+            tip=lambda row: f"fullest: {part}" if (part := row.get("memory_peak_part")) else "",
+        )
+    )
     columns.append(Column(title="status", cell=lambda row: _STATUS[row["status"]], is_number=False))
     return columns
 
@@ -89,12 +95,6 @@ def read_memory_gib(row: Row) -> float | None:
     """Read the memory of the device used: reserved on a GPU, the process tree's peak on a CPU."""
     reserved = row.get("memory_reserved_peak_gib")
     return reserved if reserved is not None else row.get("memory_rss_peak_gib")
-
-
-def _describe_fullest_part(row: Row) -> str:
-    """Name the part of the run that the memory is of; empty where it was not read."""
-    part = row.get("memory_peak_part")
-    return f"fullest: {part}" if part else ""
 
 
 def format_throughput(row: Row) -> str:
@@ -179,16 +179,14 @@ def build_trials_table(
     return table
 
 
+def _format(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
 def _ms(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:.{digits}f}"
+    return _format(value, "{:.0f}" if (value or 0) >= 1000 else "{:.1f}" if (value or 0) >= 10 else "{:.2f}")
 
 
 def _gib(value: float | None) -> str:
     """Format ``0.29``, and two figures of what two decimals would round to nothing."""
-    return f"{value:.2g}" if value is not None and 0 < value < 0.01 else _fixed(value, 2)
+    return _format(value, "{:.2g}" if 0 < (value or 0) < 0.01 else "{:.2f}")

@@ -23,7 +23,6 @@ class Interval:
         epoch: Epochs since the start, with a fraction; None where the data streams and an epoch has no known length.
         training_seconds: Since the start, evaluation and checkpoints left out.
         loss: Mean over its samples; None where it was no finite number.
-        n_steps: Optimizer steps in it.
     """
 
     step: int
@@ -32,7 +31,6 @@ class Interval:
     loss: float | None
     lr: float
     samples_per_s: float
-    n_steps: int
     n_samples: int
     seconds: float
 
@@ -119,7 +117,6 @@ def _join(part: Sequence[Interval]) -> Interval:
         part[-1],
         loss=sum(loss * n for loss, n in told) / sum(n for _, n in told) if told else None,
         samples_per_s=n_samples / seconds if seconds else part[-1].samples_per_s,
-        n_steps=sum(i.n_steps for i in part),
         n_samples=n_samples,
         seconds=seconds,
     )
@@ -167,7 +164,7 @@ def _read_intervals(events: Sequence[Event], n_per_epoch: int | None) -> Iterato
     for event in events:
         if event["event"] == "StepsDone":
             seconds += event["seconds"]
-            names = ("step", "loss", "lr", "samples_per_s", "n_steps", "n_samples", "seconds")
+            names = ("step", "loss", "lr", "samples_per_s", "n_samples", "seconds")
             yield Interval(
                 **{name: event[name] for name in names},
                 epoch=event["epoch"] + event["step_in_epoch"] / n_per_epoch if n_per_epoch else None,

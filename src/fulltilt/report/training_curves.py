@@ -66,50 +66,39 @@ def _list_charts(
     runs: Mapping[str, TrainingRun], lines: Mapping[str, Sequence[Interval]]
 ) -> Iterator[tuple[str, str, Curves]]:
     """Yield (title, unit, curves). Of one run training and validation share a chart; of several each has its own."""
-    losses: Curves = {
-        name: [(at, at.loss) for at in intervals if at.loss is not None] for name, intervals in lines.items()
-    }
+
+    def place(figure: str) -> Curves:
+        places = {name: [(at, getattr(at, figure)) for at in intervals] for name, intervals in lines.items()}
+        return {name: [(at, y) for at, y in curve if y is not None] for name, curve in places.items()}
+
     validation = {
-        metric: {name: read_curve(run, metric) for name, run in runs.items()} for metric in list_metrics(runs)
+        metric: {name: read_curve(run.evaluations, metric) for name, run in runs.items()}
+        for metric in list_metrics(runs)
     }
     names = dict.fromkeys(metric for run in runs.values() for at in run.epochs for metric in at.metrics)
-    training = {
-        metric: {name: _select(run.epochs, metric) for name, run in runs.items()}
-        for metric in names
-        if metric != "loss"
-    }
+    training = {metric: {name: read_curve(run.epochs, metric) for name, run in runs.items()} for metric in names}
+    training |= {"loss": place("loss")}
     if len(runs) == 1:
-        (only,) = runs
-        yield (
-            "Loss",
-            "loss",
-            _drop_empty({"training": losses[only], "validation": validation.pop("loss", {only: []})[only]}),
-        )
-        for metric, curves in validation.items():
-            pair = {"training": training.pop(metric, {only: []})[only], "validation": curves[only]}
+        for metric in dict.fromkeys(["loss", *validation]):
+            kinds = {"training": training.pop(metric, {}), "validation": validation.get(metric, {})}
+            pair = {kind: next(iter(curves.values()), []) for kind, curves in kinds.items()}
             yield name_metric(metric).capitalize(), metric, _drop_empty(pair)
     else:
-        yield "Training loss", "loss", losses
+        yield "Training loss", "loss", training.pop("loss")
         for metric, curves in validation.items():
             yield f"Validation {name_metric(metric)}", metric, _drop_empty(curves)
     for metric, curves in training.items():
         yield f"Training {name_metric(metric)}", metric, _drop_empty(curves)
-    rates: Curves = {name: [(at, at.lr) for at in intervals] for name, intervals in lines.items()}
-    yield "Learning rate", "learning rate", rates
-    speeds: Curves = {name: [(at, at.samples_per_s) for at in intervals] for name, intervals in lines.items()}
-    yield "Throughput", "samples/s", speeds
+    yield "Learning rate", "learning rate", place("lr")
+    yield "Throughput", "samples/s", place("samples_per_s")
 
 
 def _drop_empty(curves: Curves) -> Curves:
     return {name: curve for name, curve in curves.items() if curve}
 
 
-def read_curve(run: TrainingRun, metric: str) -> Curve:
-    """Read a metric of the validation set, evaluation by evaluation."""
-    return _select(run.evaluations, metric)
-
-
-def _select(readings: Sequence[Reading], metric: str) -> Curve:
+def read_curve(readings: Sequence[Reading], metric: str) -> Curve:
+    """Read the curve of a metric where it was measured."""
     return [(at, at.metrics[metric]) for at in readings if metric in at.metrics]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records.settings import flatten_settings
-from fulltilt.report.html import build_list, build_page
+from fulltilt.report.html import build_list, build_page, build_table
 from fulltilt.report.quality import find_direction, find_times_to_common_quality
 from fulltilt.report.summary import format_duration
 from fulltilt.report.table import format_value
@@ -76,7 +76,7 @@ def _summary(runs: Runs) -> str:
 
 def _describe_metric(run: TrainingRun, metric: str) -> list[str]:
     """Give its last figure and, where a direction is known, its best with the place."""
-    points, direction = read_curve(run, metric), find_direction(metric)
+    points, direction = read_curve(run.evaluations, metric), find_direction(metric)
     cells = [f"{points[-1][1]:.4g}" if points else "–"]
     if direction and points:
         at, best = (max if direction == "rising" else min)(points, key=lambda point: point[1])
@@ -91,7 +91,8 @@ def _common_quality(runs: Runs) -> str:
     rows = []
     for metric in list_metrics(runs):
         direction = find_direction(metric)
-        curves = [[(at.training_seconds, value) for at, value in read_curve(run, metric)] for run in runs.values()]
+        readings = [read_curve(run.evaluations, metric) for run in runs.values()]
+        curves = [[(at.training_seconds, value) for at, value in curve] for curve in readings]
         if direction is not None and all(curves):
             target, times = find_times_to_common_quality(curves, is_rising=direction == "rising")
             rows.append([f"{name_metric(metric)} {target:.4g}", *map(format_duration, times)])
@@ -126,8 +127,5 @@ def _list_settings(run: TrainingRun) -> dict[str, Any]:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    titles = "".join(f"<th>{escape(title)}</th>" for title in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table class="plain"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
+    return build_table(head, lines, attributes=' class="plain"')

@@ -25,15 +25,14 @@ def build_trials_csv(document: Document) -> str:
     rows = [*document["trials"], *document.get("repeats", ()), *document.get("probes", ())]
     unique = {row["id"]: row for row in (*rows, document.get("baseline")) if row}
     picked = name_picks(document)
-    lines = [_build_line(unique[id], picked.get(id, [])) for id in sorted(unique, key=lambda id: (len(id), id))]
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(_build_line(_EMPTY, [])), lineterminator="\n")
+    writer = csv.DictWriter(
+        stream, fieldnames=list(_build_line({"id": "", "plan": {}, "status": ""}, [])), lineterminator="\n"
+    )
     writer.writeheader()
-    writer.writerows(lines)
+    for id in sorted(unique, key=lambda id: (len(id), id)):
+        writer.writerow(_build_line(unique[id], picked.get(id, [])))
     return stream.getvalue()
-
-
-_EMPTY: Mapping[str, Any] = {"id": "", "plan": {}, "status": ""}
 
 
 def _build_line(row: Mapping[str, Any], picks: list[str]) -> dict[str, Any]:

@@ -72,15 +72,13 @@ def decide(
     if log_a.size != log_b.size:
         raise ValueError(f"{log_a.size} rounds against {log_b.size}; rounds are compared in pairs")
     n = log_a.size
-    effect, low, high = compute_trimmed_interval(log_b - log_a, confidence)
-    df = max(1, n - 2 * count_trimmed(n) - 1)
-    return _build_decision(effect, low, high, n, df, confidence, margin_pct, higher_is_better)
+    interval, df = compute_trimmed_interval(log_b - log_a, confidence), max(1, n - 2 * count_trimmed(n) - 1)
+    return _build_decision(interval, n, df, confidence, margin_pct, higher_is_better)
 
 
 def decide_apart(
     runs_a: ArrayLike,
     runs_b: ArrayLike,
-    margin_pct: float = MARGIN_PCT,
     *,
     confidence: float = 1 - ALPHA,
     higher_is_better: bool = False,
@@ -93,64 +91,50 @@ def decide_apart(
         runs_a, runs_b: One value per independent run, all above 0; the sets may differ in size.
 
     Raises:
-        ValueError: no runs, a value that is not above 0, or a margin below 0.
+        ValueError: no runs, or a value that is not above 0.
 
     Source: Welch, The generalization of Student's problem (Biometrika 34, 1947), on log values; degrees of freedom
     rounded down.
     """
     log_a, log_b = _compute_log_rounds(runs_a), _compute_log_rounds(runs_b)
     effect, n = float(log_b.mean() - log_a.mean()), min(log_a.size, log_b.size)
-    if n < 2:
-        return _build_decision(effect, math.nan, math.nan, n, 1, confidence, margin_pct, higher_is_better)
-    squares = [float(x.var(ddof=1)) / x.size for x in (log_a, log_b)]
-    total = sum(squares)
-    parts = sum(s * s / (x.size - 1) for s, x in zip(squares, (log_a, log_b), strict=True))
-    df = max(1, math.floor(total * total / parts)) if parts > 0 else log_a.size + log_b.size - 2
-    half = compute_t_quantile(0.5 + confidence / 2, df) * math.sqrt(total)
-    return _build_decision(effect, effect - half, effect + half, n, df, confidence, margin_pct, higher_is_better)
+    half, df = math.nan, 1
+    if n >= 2:
+        squares = [float(x.var(ddof=1)) / x.size for x in (log_a, log_b)]
+        total = sum(squares)
+        parts = sum(s * s / (x.size - 1) for s, x in zip(squares, (log_a, log_b), strict=True))
+        df = max(1, math.floor(total * total / parts)) if parts > 0 else log_a.size + log_b.size - 2
+        half = compute_t_quantile(0.5 + confidence / 2, df) * math.sqrt(total)
+    interval = effect, effect - half, effect + half
+    return _build_decision(interval, n, df, confidence, MARGIN_PCT, higher_is_better)
 
 
 def _build_decision(
-    effect: float,
-    low: float,
-    high: float,
-    n: int,
-    df: int,
-    confidence: float,
-    margin_pct: float,
-    higher_is_better: bool,
+    logs: tuple[float, float, float], n: int, df: int, confidence: float, margin_pct: float, higher_is_better: bool
 ) -> Decision:
-    """Build a decision from effect and interval given as log ratios."""
+    """Build a decision from effect and interval given as log ratios.
+
+    Source of the minimum detectable effect: Bloom (Evaluation Review 19, 1995).
+    """
     if not margin_pct >= 0:
         raise ValueError(f"margin_pct is {margin_pct}; give 0 or more")
-    interval = (_to_pct(low), _to_pct(high))
+    effect_pct, low_pct, high_pct = (100 * math.expm1(log) for log in logs)
+    verdict: Verdict = "too_noisy"  # also where the bounds are nan
+    if -margin_pct <= low_pct and high_pct <= margin_pct:
+        verdict = "tie"
+    elif low_pct > 0 or high_pct < 0:
+        verdict = "faster" if (low_pct > 0) == higher_is_better else "slower"
+    quantile = compute_t_quantile(0.5 + confidence / 2, df)
+    error = (logs[2] - logs[1]) / 2 / quantile
     return Decision(
-        verdict=_judge(*interval, margin_pct, higher_is_better),
-        effect_pct=_to_pct(effect),
-        ci_pct=interval,
+        verdict=verdict,
+        effect_pct=effect_pct,
+        ci_pct=(low_pct, high_pct),
         confidence=confidence,
-        detectable_pct=_compute_detectable_pct((high - low) / 2, confidence, df),
+        detectable_pct=100 * math.expm1(error * (quantile + compute_t_quantile(DETECTION_POWER, df))),
         margin_pct=margin_pct,
         n=n,
     )
-
-
-def _judge(low: float, high: float, margin_pct: float, higher_is_better: bool) -> Verdict:
-    if math.isnan(low) or math.isnan(high):
-        return "too_noisy"
-    if -margin_pct <= low and high <= margin_pct:
-        return "tie"
-    if low <= 0 <= high:
-        return "too_noisy"
-    return "faster" if (low > 0) == higher_is_better else "slower"
-
-
-def _compute_detectable_pct(half_width: float, confidence: float, df: int) -> float:
-    """Compute the minimum detectable effect. Source: Bloom (Evaluation Review 19, 1995)."""
-    if math.isnan(half_width):
-        return math.nan
-    quantile = compute_t_quantile(0.5 + confidence / 2, df)
-    return _to_pct(half_width / quantile * (quantile + compute_t_quantile(DETECTION_POWER, df)))
 
 
 def _compute_log_rounds(rounds: ArrayLike) -> NDArray[np.float64]:
@@ -162,7 +146,3 @@ def _compute_log_rounds(rounds: ArrayLike) -> NDArray[np.float64]:
         raise ValueError(f"values must be above 0 and finite, got {x[~(np.isfinite(x) & (x > 0))].ravel()[0]}")
     logs = np.log(x)
     return logs if x.ndim == 1 else logs.mean(axis=1)
-
-
-def _to_pct(log_ratio: float) -> float:
-    return 100 * math.expm1(log_ratio)

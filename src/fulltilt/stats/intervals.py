@@ -6,11 +6,14 @@ The unit of replication is the block: steps inside one are correlated, and an in
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
 
 BOOTSTRAP_FROM_N = 15
 """From this many blocks on the bootstrap takes over: it needs no normality, but undercovers on fewer."""
@@ -48,8 +51,7 @@ def compute_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float
     if x.size < BOOTSTRAP_FROM_N:
         mean, half = float(x.mean()), _compute_t_half_width(x, confidence)
         return mean - half, mean + half
-    means = np.concatenate([x[drawn].mean(axis=1) for drawn in _draw_resamples(x.size)])
-    return _take_percentiles(means, float(x.mean()), _compute_widening(x, confidence), confidence)
+    return _bootstrap(x, float(x.mean()), lambda drawn: x[drawn].mean(axis=1), confidence)
 
 
 def compute_trimmed_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float, float]:
@@ -104,15 +106,15 @@ def compute_rate_interval(n_samples: ArrayLike, seconds: ArrayLike, confidence: 
         raise ValueError(f"a rate needs figures above 0, got samples {counts.min()}, seconds {durations.min()}")
     if counts.size == 1:
         return math.nan, math.nan
+    rate, logs = float(counts.sum() / durations.sum()), np.log(counts / durations)
     if counts.size < BOOTSTRAP_FROM_N:
-        rate = float(counts.sum() / durations.sum())
-        factor = math.exp(_compute_t_half_width(np.log(counts / durations), confidence))
+        factor = math.exp(_compute_t_half_width(logs, confidence))
         return rate / factor, rate * factor
-    resamples = _draw_resamples(counts.size)
-    rates = [counts[drawn].sum(axis=1) / durations[drawn].sum(axis=1) for drawn in resamples]
-    logs = np.log(np.concatenate(rates))
-    widening = _compute_widening(np.log(counts / durations), confidence)
-    low, high = _take_percentiles(logs, math.log(counts.sum() / durations.sum()), widening, confidence)
+
+    def compute_logs(drawn: Indices) -> Floats:
+        return np.log(counts[drawn].sum(axis=1) / durations[drawn].sum(axis=1))
+
+    low, high = _bootstrap(logs, math.log(rate), compute_logs, confidence)
     return math.exp(low), math.exp(high)
 
 
@@ -215,20 +217,31 @@ def _compute_central_t_area(theta: float, df: int) -> float:
     return (theta + sine * total) * 2 / math.pi if first else sine * total
 
 
-def _compute_t_half_width(x: NDArray[np.float64], confidence: float) -> float:
+def _compute_t_half_width(x: Floats, confidence: float) -> float:
     quantile = compute_t_quantile(0.5 + confidence / 2, x.size - 1)
     return float(quantile * x.std(ddof=1) / math.sqrt(x.size))
 
 
-def _draw_resamples(n: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the indices of all resamples, one row each, in parts of about a million so that memory stays bounded."""
-    rng = np.random.default_rng(_SEED)
+def _bootstrap(
+    x: Floats, centre: float, compute: Callable[[Indices], Floats], confidence: float
+) -> tuple[float, float]:
+    """Take percentiles of what ``compute`` makes of resampled indices, one row a resample, widened around ``centre``.
+
+    Indices are drawn in parts of about a million, so that memory stays bounded.
+    """
+    rng, n = np.random.default_rng(_SEED), x.size
     n_rows = max(1, min(N_RESAMPLES, 1_000_000 // n))
-    for begin in range(0, N_RESAMPLES, n_rows):
-        yield rng.integers(0, n, size=(min(n_rows, N_RESAMPLES - begin), n))
+    sizes = [(min(n_rows, N_RESAMPLES - begin), n) for begin in range(0, N_RESAMPLES, n_rows)]
+    figures = np.concatenate([compute(rng.integers(0, n, size=size)) for size in sizes])
+    bounds, widening = (
+        np.quantile(figures, [0.5 - confidence / 2, 0.5 + confidence / 2]),
+        _compute_widening(x, confidence),
+    )
+    low, high = (centre + widening * (float(bound) - centre) for bound in bounds)
+    return low, high
 
 
-def _compute_widening(x: NDArray[np.float64], confidence: float) -> float:
+def _compute_widening(x: Floats, confidence: float) -> float:
     """Compute what a resample of independent values lacks: the t factor, a degree of freedom, and correlation.
 
     Source: Hesterberg, What Teachers Should Know About the Bootstrap (2015), on narrowness bias; the variance of
@@ -244,14 +257,7 @@ def _compute_widening(x: NDArray[np.float64], confidence: float) -> float:
     return widening * math.sqrt((1 + correlation) / (1 - correlation))
 
 
-def _take_percentiles(
-    statistics: NDArray[np.float64], centre: float, widening: float, confidence: float
-) -> tuple[float, float]:
-    low, high = np.quantile(statistics, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return centre + widening * (float(low) - centre), centre + widening * (float(high) - centre)
-
-
-def _check_values(values: ArrayLike | Sequence[float]) -> NDArray[np.float64]:
+def _check_values(values: ArrayLike | Sequence[float]) -> Floats:
     x = np.asarray(values, dtype=np.float64).ravel()
     if x.size == 0:
         raise ValueError("no values to take an interval of; give at least one block")

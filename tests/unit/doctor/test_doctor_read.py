@@ -84,15 +84,7 @@ def test_what_costs_nothing_there_is_no_finding(tmp_path, line):
     assert _find(tmp_path, LOOP + f"    {line}\n") == []
 
 
-def test_a_number_read_once_is_a_number(tmp_path):
-    code = LOOP + "    value = loss.item()\n    total = total + value\n    print(f'{total:.3f}', float(value), value)\n"
-    assert _find(tmp_path, code) == [("host-sync", "value = loss.item()")]
-    code = LOOP + "    loss = loss.item()\n    print(loss)\n"
-    assert _find(tmp_path, code) == [("host-sync", "loss = loss.item()")]
-
-
-def test_a_file_is_told_once_at_the_line_that_writes(tmp_path):
-    code = """
+WRITES = """
     with open("a.json", "w") as file:
         json.dump(history, file)
     with open("b.txt", "a") as file:
@@ -100,17 +92,31 @@ def test_a_file_is_told_once_at_the_line_that_writes(tmp_path):
         json.dump(history, file, indent=1)
     log = open("c.txt", "w")
     log.close()
-    """
-    assert _find(tmp_path, LOOP + code) == [
-        ("file-write", "json.dump(history, file)"),
-        ("file-write", 'file.write("loss")'),
-        ("file-write", 'log = open("c.txt", "w")'),
-    ]
+"""
+LOOPS = "        for y in range(h):\n            for x in range(w):\n                image[y, x] = [2 * v for v in z]\n"
 
 
-def test_loops_inside_a_slow_loop_are_part_of_it(tmp_path):
-    body = "for y in range(h):\n            for x in range(w):\n                image[y, x] = [2 * v for v in z]\n"
-    assert _find(tmp_path, f"{DATASET}        {body}") == [("slow-transform", "for y in range(h):")]
+@pytest.mark.parametrize(
+    ("code", "rule", "lines"),
+    [
+        (
+            LOOP
+            + "    value = loss.item()\n    total = total + value\n    print(f'{total:.3f}', float(value), value)\n",
+            "host-sync",
+            ["value = loss.item()"],
+        ),
+        (LOOP + "    loss = loss.item()\n    print(loss)\n", "host-sync", ["loss = loss.item()"]),
+        (
+            LOOP + WRITES,
+            "file-write",
+            ["json.dump(history, file)", 'file.write("loss")', 'log = open("c.txt", "w")'],
+        ),
+        (DATASET + LOOPS, "slow-transform", ["for y in range(h):"]),
+    ],
+    ids=["a number read is a number", "in place", "a file at the line that writes", "loops inside a slow loop"],
+)
+def test_what_belongs_together_is_told_once(tmp_path, code, rule, lines):
+    assert _find(tmp_path, code) == [(rule, line) for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -196,19 +202,17 @@ def test_the_three_faults_of_the_slow_script_are_found_as_a_user_sees_them(tmp_p
         "3 places in scripts/slow_train.py may cost time at every step; nothing was run: "
         "`fulltilt doctor watch -- python scripts/slow_train.py` measures them"
     )
-    lines = SLOW.read_text().splitlines()
-    expected = [
-        ("slow-transform", "stretched.append([(pixel - low) / (high - low) for pixel in row])"),
-        ("host-sync", "total += loss.item()"),
-        ("file-write", "json.dump(history, file, indent=2)"),
-    ]
-    assert out[1::3] == [
-        f"scripts/slow_train.py:{[*map(str.strip, lines)].index(c) + 1}  {rule}" for rule, c in expected
-    ]
-    assert [line.strip() for line in out[2::3]] == [code for _, code in expected]
-
+    lines = [line.strip() for line in SLOW.read_text().splitlines()]
+    expected = {
+        "slow-transform": "stretched.append([(pixel - low) / (high - low) for pixel in row])",
+        "host-sync": "total += loss.item()",
+        "file-write": "json.dump(history, file, indent=2)",
+    }
+    places = {rule: lines.index(code) + 1 for rule, code in expected.items()}
+    assert out[1::3] == [f"scripts/slow_train.py:{line}  {rule}" for rule, line in places.items()]
+    assert [line.strip() for line in out[2::3]] == [*expected.values()]
     document = json.loads((tmp_path / "found.json").read_text())
-    assert [finding["rule"] for finding in document["findings"]] == [rule for rule, _ in expected]
+    assert [finding["rule"] for finding in document["findings"]] == [*expected]
     assert {finding["verdict"] for finding in document["findings"]} == {"unconfirmed"}
     assert all(finding["gain_pct"] is None and finding["fix"] for finding in document["findings"])
     assert document["checked"] == ["host-sync", "slow-transform", "file-write"]
@@ -258,16 +262,18 @@ def test_what_cannot_be_read_is_wrong_usage(tmp_path, capsys, monkeypatch, files
     assert said in capsys.readouterr().err
 
 
-def test_a_script_without_a_training_loop_is_told_in_one_sentence(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "trainer.fit(model)\n",
+            "no training loop was found (a loop around .backward()), perhaps a framework has it; ",
+        ),
+        (LOOP, "nothing that every step does outside of an `if` to remark on, in the loop at train.py:2; "),
+    ],
+)
+def test_a_script_without_a_loop_or_without_a_fault_is_told_in_one_sentence(tmp_path, capsys, monkeypatch, code, said):
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("trainer.fit(model)\n")
+    Path("train.py").write_text(code)
     assert run_command(["doctor", "read", "train.py"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(
-        "train.py: no training loop was found (a loop around .backward()), perhaps a framework has it; "
-    )
-    Path("train.py").write_text(LOOP)
-    assert run_command(["doctor", "read", "train.py"]) == 0
-    assert capsys.readouterr().out.startswith(
-        "train.py: nothing that every step does outside of an `if` to remark on, in the loop at train.py:2; "
-    )
+    assert capsys.readouterr().out.startswith(f"train.py: {said}")

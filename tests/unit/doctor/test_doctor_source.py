@@ -193,24 +193,19 @@ def test_an_import_is_followed_to_the_module_that_it_names(tmp_path):
     assert [finding.evidence["code"] for finding in _read(tmp_path, train=code).findings] == ["theirs = x.item()"]
 
 
-def test_a_parameter_is_not_the_name_outside(tmp_path):
-    code = f"""
-        def note(value):
-            value.item()
-
-        value = 1.0
-        for x, y in loader:
-            {STEP}
-            note(out)
-        """
-    assert len(_read(tmp_path, train=code).findings) == 1
-
-
-def test_the_condition_of_a_while_loop_is_part_of_its_step(tmp_path):
-    code = f"while loss.item() > 1:\n    {STEP}\n"
-    assert [finding.line for finding in _read(tmp_path, train=code).findings] == [1]
-
-
-def test_lines_are_counted_as_python_counts_them(tmp_path):
-    reading = _read(tmp_path, train=f"a = 1\n\x0c\nfor x, y in loader:\n    {STEP}\n    t = loss.item()\n")
-    assert [(finding.line, finding.evidence["code"]) for finding in reading.findings] == [(5, "t = loss.item()")]
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        pytest.param(
+            f"def note(v):\n    v.item()\nv = 1.0\nfor x, y in loader:\n    {STEP}\n    note(out)\n",
+            2,
+            id="a parameter is not the name outside",
+        ),
+        pytest.param(f"while loss.item() > 1:\n    {STEP}\n", 1, id="a while loop's condition is part of its step"),
+        pytest.param(
+            f"a = 1\n\x0c\nfor x, y in loader:\n    {STEP}\n    t = loss.item()\n", 5, id="lines as Python counts"
+        ),
+    ],
+)
+def test_the_one_finding_is_at_its_line(tmp_path, code, line):
+    assert [finding.line for finding in _read(tmp_path, train=code).findings] == [line]

@@ -66,38 +66,33 @@ def test_requests_hold_the_real_samples_in_order_and_start_over_without_a_short_
     assert min(calls_s) > 0
     assert model.dataset_name == "training set"
     assert not SEEN[0].requires_grad
-
-
-def test_inputs_are_prepared_as_in_training():
     build_served("prepares").answer()
-    assert SEEN[0][:, 0].tolist() == [0, 40, 80]
+    assert SEEN[-1][:, 0].tolist() == [0, 40, 80], "inputs are prepared as in training"
 
 
-def test_levers_of_inference_are_in_force_and_read_back():
+def test_levers_of_inference_are_in_force_and_one_that_cannot_apply_is_refused_or_noted():
     model = build_served(speed={"precision": "bf16", "threads": 1})
     model.answer()
     assert model.read_levers() == {"channels_last": False, "compile": False, "precision": "bf16", "threads": 1}
     assert torch.get_num_threads() == 1
-
-
-def test_a_lever_that_cannot_apply_is_refused_by_name_and_one_of_the_loader_is_noted():
-    with pytest.raises(PlanObstacleError, match="channels_last=True: the model has no 2-d convolution"):
-        build_served(speed={"channels_last": True})
-    with pytest.raises(PlanObstacleError, match="precision=tf32"):
-        build_served(speed={"precision": "tf32"})
+    for speed, why in (({"channels_last": True}, "the model has no 2-d convolution"), ({"precision": "tf32"}, "")):
+        ((name, value),) = speed.items()
+        with pytest.raises(PlanObstacleError, match=f"{name}={value}.*{why}"):
+            build_served(speed=speed)
     assert any("pin_memory=True cannot apply" in note for note in build_served(data={"pin_memory": True}).notes)
 
 
-def test_outputs_that_are_no_numbers_end_the_measurement():
-    with pytest.raises(FulltiltError, match="6 of 6 outputs of the model are NaN or infinite"):
-        build_served("divides").answer()
-
-
-def test_more_samples_than_there_are_and_a_model_that_is_none_are_refused():
-    with pytest.raises(DataError, match="holds fewer than 11 samples, which is one request; lower"):
-        build_served(samples=11).answer()
-    with pytest.raises(UsageError, match="the model is str; the function of the workload must"):
-        build_served("no_model")
+@pytest.mark.parametrize(
+    ("task", "samples", "refusal", "words"),
+    [
+        ("divides", 3, FulltiltError, "6 of 6 outputs of the model are NaN or infinite"),
+        ("plain", 11, DataError, "holds fewer than 11 samples, which is one request; lower"),
+        ("no_model", 3, UsageError, "the model is str; the function of the workload must"),
+    ],
+)
+def test_what_cannot_answer_ends_the_measurement(task, samples, refusal, words):
+    with pytest.raises(refusal, match=words):
+        build_served(task, samples=samples).answer()
 
 
 def test_weights_are_those_of_the_newest_checkpoint_and_no_other_models(tmp_path):

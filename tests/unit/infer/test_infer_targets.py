@@ -32,13 +32,12 @@ def build_config(*, run=None, speed=None, **targets):
     return config_from_values({**values, "run": run or {"device": "cpu"}, "speed": speed or {}}, base_dir="")
 
 
-def build_figures(*, responses_s=(0.1,), calls_s=(0.05,), block_s=0.1, memory_peak_gib=1.0):
-    blocks = tuple(block_s * factor for factor in (0.98, 1.0, 1.02, 1.0, 1.0))
+def build_figures(*, responses_s=(0.1,), calls_s=(0.05,), memory_peak_gib=1.0, n_samples=8, block_s=0.1):
     return Figures(
         call_s=tuple(calls_s),
         response_s=tuple(responses_s),
-        block_samples=(8,) * 5,
-        block_s=blocks,
+        block_samples=(n_samples,) * 5,
+        block_s=tuple(block_s * factor for factor in (0.98, 1.0, 1.02, 1.0, 1.0)),
         memory_peak_gib=memory_peak_gib,
     )
 
@@ -53,39 +52,28 @@ def test_the_guides_four_targets_have_the_names_of_the_contract_and_368_requests
     assert [target.name for target in targets] == names
     load = plan_load(config, targets)
     assert (load.n_requests, load.samples_per_request, load.expected_s) == (368, 8, 18.4)
-
-
-def test_without_a_target_about_the_load_no_request_is_sent():
     config = build_config(memory_gib=1, requests_per_s=20)
     load = plan_load(config, plan_targets(config))
-    assert (load.requests_per_s, load.n_requests) == (None, 0)
+    assert (load.requests_per_s, load.n_requests) == (None, 0), "no target is about the load"
 
 
 @pytest.mark.parametrize(
-    ("targets", "words"),
+    ("targets", "more", "refusal", "words"),
     [
-        ({}, "no target is stated; write some"),
-        ({"requests_per_s": 5}, "no target is stated"),
-        ({"response_s": {"p95": 2}}, "needs a load; say how many requests arrive a second"),
+        ({}, {}, ConfigError, "no target is stated; write some"),
+        ({"requests_per_s": 5}, {}, ConfigError, "no target is stated"),
+        ({"response_s": {"p95": 2}}, {}, ConfigError, "needs a load; say how many requests arrive a second"),
+        ({"response_s": {"p97": 2}}, {}, ConfigError, r"(?s)p97.*p99"),
+        ({"response_s": {"p99": 1}, "requests_per_s": 0.001}, {}, ConfigError, r"state 0\.1 or more"),
+        ({"memory_gib": 1}, {"run": {"device": [0, 1]}}, ConfigError, "names 2 devices"),
+        ({"memory_gib": 1}, {"run": {"device": "cuda:77"}}, DeviceError, "cuda:77"),
+        ({"memory_gib": 1}, {"weights": "."}, UsageError, "holds no checkpoint; name the folder of a training"),
     ],
 )
-def test_what_cannot_be_checked_is_refused_with_the_remedy(targets, words):
-    with pytest.raises(ConfigError, match=words):
-        plan_check(build_config(**targets))
-
-
-def test_an_unknown_percentile_names_those_there_are():
-    with pytest.raises(ConfigError, match=r"(?s)p97.*p99"):
-        build_config(response_s={"p97": 2})
-
-
-def test_weights_without_a_checkpoint_and_devices_that_are_not_one_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="holds no checkpoint; name the folder of a training"):
-        plan_check(build_config(memory_gib=1), weights=str(tmp_path))
-    with pytest.raises(ConfigError, match="names 2 devices"):
-        plan_check(build_config(memory_gib=1, run={"device": [0, 1]}))
-    with pytest.raises(DeviceError, match="cuda:77"):
-        plan_check(build_config(memory_gib=1, run={"device": "cuda:77"}))
+def test_what_cannot_be_checked_is_refused_with_the_remedy(tmp_path, monkeypatch, targets, more, refusal, words):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(refusal, match=words):
+        plan_check(build_config(**targets, run=more.get("run")), weights=more.get("weights"))
 
 
 @pytest.mark.parametrize(
@@ -116,19 +104,14 @@ def test_figures_are_judged_in_the_unit_of_their_target():
     assert judged[2].ci95 == (3.0, 3.0)
 
 
-def test_one_slow_request_among_368_leaves_the_99th_percentile_unproven():
-    responses_s = [0.1] * 367 + [9.0]
-    target = Target(figure="response_s", statistic="p99", limit=1.0)
-    judged = judge(target, build_figures(responses_s=responses_s), LOAD)
-    assert (judged.measured, judged.ci95[1], judged.verdict, judged.met) == (0.1, math.inf, "not proven", False)
-
-
-def test_a_mean_has_an_interval_around_it():
+def test_a_mean_has_an_interval_around_it_and_one_slow_request_among_368_leaves_the_99th_percentile_unproven():
     calls_s = np.random.default_rng(0).gamma(2, 0.01, 200)
-    judged = judge(Target(figure="batch_latency_ms", statistic="mean", limit=100), build_figures(calls_s=calls_s), LOAD)
-    low, high = judged.ci95
+    figures = build_figures(calls_s=calls_s, responses_s=[0.1] * 367 + [9.0])
+    judged = judge(Target(figure="batch_latency_ms", statistic="mean", limit=100), figures, LOAD)
     assert judged.measured == pytest.approx(1000 * calls_s.mean())
-    assert low < judged.measured < high < 100
+    assert judged.ci95[0] < judged.measured < judged.ci95[1] < 100
+    judged = judge(Target(figure="response_s", statistic="p99", limit=1.0), figures, LOAD)
+    assert (judged.measured, judged.ci95[1], judged.verdict, judged.met) == (0.1, math.inf, "not proven", False)
 
 
 def test_a_load_that_outruns_the_model_is_missed_however_short_it_lasted():
@@ -171,9 +154,12 @@ def test_the_folder_of_a_training_is_never_taken_over(tmp_path):
 def test_a_training_is_another_one_with_other_epochs_and_the_same_with_other_targets():
     base = describe_training(build_config(memory_gib=1))
     assert describe_training(build_config(memory_gib=2, requests_per_s=5)) == base
-    assert describe_training(build_config(run={"epochs": 3, "device": "cpu"})) != base
-    assert describe_training(build_config(speed={"precision": "bf16"})) != base
-    assert describe_training(build_config(speed={"compile": True})) != base
+    for other in (
+        {"run": {"epochs": 3, "device": "cpu"}},
+        {"speed": {"precision": "bf16"}},
+        {"speed": {"compile": True}},
+    ):
+        assert describe_training(build_config(**other)) != base
 
 
 def simulate_queue(utilization, n, seed):
@@ -193,9 +179,7 @@ def test_the_interval_of_a_response_holds_the_truth_although_requests_wait_for_e
     n, hits = 100, 0
     for seed in range(1, n + 1):
         values = simulate_queue(utilization, plan_requests(load, 1.0) if utilization < 0.5 else 1000, seed)
-        figures = Figures(
-            call_s=(1.0,), response_s=tuple(values), block_samples=(1, 1), block_s=(1.0, 1.0), memory_peak_gib=1.0
-        )
+        figures = build_figures(responses_s=values, calls_s=[1.0], n_samples=1, block_s=1.0)
         low, high = estimate_figure("response_s", "p95", figures, load).ci95
         hits += low <= truth <= high
     assert compute_proportion_interval(hits, n, confidence=0.99)[1] >= 0.95, f"{hits} of {n}"
@@ -203,19 +187,7 @@ def test_the_interval_of_a_response_holds_the_truth_although_requests_wait_for_e
 
 def test_too_few_requests_for_a_busy_worker_prove_nothing():
     load = Load(requests_per_s=0.8, samples_per_request=1, n_requests=100, n_independent=72, seed=0)
-    figures = Figures(
-        call_s=(1.0,),
-        response_s=tuple(simulate_queue(0.8, 100, 1)),
-        block_samples=(1, 1),
-        block_s=(1.0, 1.0),
-        memory_peak_gib=1.0,
-    )
+    figures = build_figures(responses_s=simulate_queue(0.8, 100, 1), calls_s=[1.0], n_samples=1, block_s=1.0)
     judged = judge(Target(figure="response_s", statistic="p95", limit=1000.0), figures, load)
     assert (judged.verdict, judged.ci95[1]) == ("not proven", math.inf)
     assert plan_requests(load, 1.0) == 120 * 0.8 + 4, "the least, which is more than MAX_LOAD_S allows"
-
-
-def test_a_rate_that_takes_hours_is_refused_with_the_lowest_that_does_not():
-    config = build_config(response_s={"p99": 1}, requests_per_s=0.001)
-    with pytest.raises(ConfigError, match=r"state 0\.1 or more"):
-        plan_load(config, plan_targets(config))

@@ -39,12 +39,9 @@ def test_points_become_rows_once(store):
     assert [event.arrow for event in store.read_events()] == ["submit"] * 6
     assert store.read_work("e3") == (GRID, {"optim": {"lr": 2}})
     assert store.read_ids(GRID, {"d1", "d9"}) == {"d1": "e2"}
-
-
-def test_files_of_one_name_are_sweeps_of_their_own(store):
-    for folder in ("a", "b", "c"):
+    for folder in ("a", "b"):
         assert store.add(Path(f"/{folder}/grid.yaml"), build_points(1), []) == 1
-    assert [row.sweep for row in store.read_experiments()] == ["grid", "grid-2", "grid-3"]
+    assert [row.sweep for row in store.read_experiments()][5:] == ["grid", "grid-2", "grid-3"], "each file has its own"
 
 
 def test_a_stale_attempt_changes_nothing(store):
@@ -62,13 +59,8 @@ def test_a_stale_attempt_changes_nothing(store):
     store.advance("finish", second, metrics={"loss": 1.0}, outcome="succeeded")
     store.advance("commit", second)
     (row,) = store.read_experiments()
-    assert (row.state, row.attempt, row.pid, row.metrics, row.outcome) == (
-        "succeeded",
-        2,
-        8,
-        {"loss": 1.0},
-        "succeeded",
-    )
+    assert (row.state, row.attempt, row.pid, row.outcome) == ("succeeded", 2, 8, "succeeded")
+    assert row.metrics == {"loss": 1.0}
 
 
 def test_of_many_that_want_one_experiment_one_gets_it(store, tmp_path):
@@ -92,12 +84,6 @@ def test_of_many_that_want_one_experiment_one_gets_it(store, tmp_path):
     assert (len(got), len(refused)) == (1, 7)
 
 
-def test_what_is_committed_is_synced(store, tmp_path):
-    with store._engine.connect() as connection:
-        pragmas = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
-    assert pragmas == ["wal", 2]
-
-
 def test_a_folder_without_a_lab_and_a_file_that_is_none(tmp_path):
     with pytest.raises(UsageError, match="submit --local CONFIG makes one"):
         open_store(tmp_path)
@@ -106,9 +92,11 @@ def test_a_folder_without_a_lab_and_a_file_that_is_none(tmp_path):
         open_store(tmp_path)
 
 
-def test_a_full_disk_is_told_and_the_rows_stay(store, tmp_path):
+def test_what_is_committed_is_synced_and_a_full_disk_is_told_and_the_rows_stay(store, tmp_path):
     store.add(GRID, build_points(2), [])
     with store._engine.connect() as connection:
+        pragmas = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
+        assert pragmas == ["wal", 2], "what is committed is synced"
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StorageError, match="no space left"):
@@ -123,10 +111,6 @@ def build_row(id: str, priority: int = 0) -> Experiment:
 
 def test_the_oldest_of_the_most_urgent_start_and_the_others_wait():
     rows = [build_row("e1"), build_row("e2", 5), build_row("e3"), build_row("e4", 5)]
-    assert [(row.id, slot) for row, slot in plan_starts(rows, ["a", "b", "c"])] == [
-        ("e2", "a"),
-        ("e4", "b"),
-        ("e1", "c"),
-    ]
+    assert [(row.id, slot) for row, slot in plan_starts(rows, "abc")] == [("e2", "a"), ("e4", "b"), ("e1", "c")]
     assert plan_starts(rows, []) == []
     assert plan_starts([], ["a"]) == []

@@ -29,12 +29,9 @@ def test_limit_below_what_is_used_is_out_of_memory_and_changes_nothing(limit_byt
     assert classify_outcome(evidence)[0] == "out_of_memory"
 
 
-def test_message_says_values_and_remedy():
+def test_what_has_no_limit_is_refused():
     with pytest.raises(DeviceMemoryError, match=r"limit of 1\.00 GiB.*uses 1\.50 GiB.*set a limit above"):
         compute_data_limit_bytes(mapped_bytes=0, resident_bytes=3 * GIB // 2, limit_bytes=GIB, n_threads=1)
-
-
-def test_device_without_a_limit_is_refused():
     with pytest.raises(DeviceError, match="meta"):
         apply_memory_limit("meta", GIB)
 

@@ -47,17 +47,12 @@ def test_memory_of_a_data_worker_counts_also_when_it_ended_before_the_span_did()
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-S", "-c", worker_code], **pipes) as worker:
         worker.stdout.readline()
-        wait_until(lambda: meter._peak_bytes / GIB - before_gib > 0.2)  # looks are rationed: one may take a while
+        end_s = time.monotonic() + 300
+        while meter._peak_bytes / GIB - before_gib < 0.2 and time.monotonic() < end_s:
+            time.sleep(0.02)  # looks are rationed: one may take a while
         worker.communicate("\n")
     peaks = meter.stop()
     assert peaks.rss_peak_gib - before_gib == pytest.approx(0.25, abs=0.06)
-
-
-def wait_until(holds, limit_s=300.0):
-    """Give the meter its time; what is asserted afterwards says whether it was enough."""
-    end_s = time.monotonic() + limit_s
-    while not holds() and time.monotonic() < end_s:
-        time.sleep(0.02)
 
 
 @pytest.mark.gpu

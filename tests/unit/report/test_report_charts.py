@@ -45,7 +45,9 @@ def test_the_length_of_a_bar_is_the_sum_of_its_phases():
     assert [r.get("fill") for r in chart.iter("rect")] == ["red", "blue", "red"]
 
 
-def test_text_from_a_configuration_cannot_become_markup():
+def test_text_from_a_configuration_cannot_become_markup_and_nothing_measured_is_said():
+    for build_chart in (build_curve_chart, build_line_chart):
+        assert "nothing was measured" in build_chart({}, x_title="x", y_title="y")
     chart = build_line_chart({"<script>": [Point(x=1, y=1.0, label="<b>")], "b": []}, x_title="x", y_title="<i>")
     assert [tag for tag in ("<script>", "<b>", "<i>") if tag in chart] == []
 
@@ -80,8 +82,3 @@ def test_curves_of_one_group_share_a_colour_and_time_runs_to_the_right():
     assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in places.values())
     assert "before" in html
     assert "after" in html
-
-
-@pytest.mark.parametrize("build_chart", [build_curve_chart, build_line_chart])
-def test_nothing_measured_is_said(build_chart):
-    assert "nothing was measured" in build_chart({}, x_title="x", y_title="y")

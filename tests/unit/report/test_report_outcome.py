@@ -134,14 +134,6 @@ def test_what_verify_measured_is_said_beside_the_saving_where_the_two_differ(sav
     assert (said or "35.8 %") in line
 
 
-def test_the_figures_of_a_pick_of_a_busy_machine_are_marked():
-    busy = DOCUMENT | {"picks": {"recommended": PICK | BUSY}}
-    assert describe_pick(PICK | BUSY, ROWS)[1] == "1,500 ± 2.0 % * samples/s"
-    assert "1,500 ± 2.0 % *" in Page(build_tune_html(busy)).text
-    assert describe_epoch(busy) == "one epoch takes about 1.2 s * (1.1 s to 1.3 s)"
-    assert describe_epoch(DOCUMENT) == "one epoch takes about 1.2 s (1.1 s to 1.3 s)"
-
-
 EPOCH, NOISY_EPOCH = DOCUMENT["epoch_seconds"], {"estimate": 0.19, "ci95": [0.00037, 101.0]}
 MEAN_OF_2 = "the geometric mean of its 2 runs side by side"
 
@@ -160,7 +152,11 @@ def test_an_epoch_names_the_runs_it_is_the_mean_of_and_how_far_it_is_known(runs,
     assert describe_epoch(DOCUMENT | {"epoch_seconds": epoch, "picks": picks}) == f"one epoch takes about {said}"
 
 
-def test_an_epoch_is_marked_for_any_of_the_runs_it_is_the_mean_of():
+def test_figures_of_a_busy_machine_are_marked_also_for_runs_that_an_epoch_is_the_mean_of():
+    busy = DOCUMENT | {"picks": {"recommended": PICK | BUSY}}
+    assert describe_pick(PICK | BUSY, ROWS)[1] == "1,500 ± 2.0 % * samples/s"
+    assert "1,500 ± 2.0 % *" in Page(build_tune_html(busy)).text
+    assert describe_epoch(busy) == "one epoch takes about 1.2 s * (1.1 s to 1.3 s)"
     rates = [1500.0, 1600.0]
     repeats = [ROWS[1] | BUSY | {"id": f"t{5 + i}", "samples_per_s": rate} for i, rate in enumerate((1600.0, 1700.0))]
     document = DOCUMENT | {"picks": {"recommended": PICK | {"runs_samples_per_s": rates}}}
@@ -175,29 +171,26 @@ def test_a_gain_that_is_marked_for_a_repeat_has_its_legend():
     assert legend.startswith("* a busy machine's figure (1 compared run outside the table):")
     assert legend in Page(build_tune_html(document)).text
     assert describe_marks(with_runs("t1")).startswith("* a busy machine's figure (1 row)")  # also the baseline
+    all_busy = describe_marks(with_runs("t1", "t2", "t4", "t5"))
+    assert all_busy.startswith("* a busy machine's figure (2 rows, 2 compared runs outside the table):")
     assert describe_marks(with_runs()) is None  # t6 is busy, and no figure of it is shown
 
 
-def test_savings_that_are_not_known_give_the_reason():
+def test_savings_that_are_not_known_give_the_reason_and_a_ratio_of_too_few_runs_says_so():
     document = DOCUMENT | {"savings": None, "null_reasons": {"savings": "it was not run"}}
     assert describe_savings(document) == ["time saved: not known, it was not run"]
     assert describe_savings(DOCUMENT) == []
-
-
-def test_a_ratio_of_too_few_runs_says_so():
-    document = DOCUMENT | {"baseline": ROWS[0], "null_reasons": {"savings": "side by side in 1 round"}}
-    assert describe_gain(document).endswith(", in too few runs to tell it from chance")
+    assert describe_gain(document | {"baseline": ROWS[0]}).endswith(", in too few runs to tell it from chance")
     assert "chance" not in describe_gain(with_savings() | {"baseline": ROWS[0]})
 
 
 @pytest.mark.parametrize(
     ("detectable_pct", "said"),
     [
-        (0.42, "plans that differ by 0.4 % are told apart by these runs in 80 of 100 cases"),
-        (9.94, "plans that differ by 9.9 % are told apart by these runs in 80 of 100 cases"),
-        (9.96, "plans that differ by 10 % are told apart by these runs in 80 of 100 cases"),
-        (100.0, "plans that differ by 100 % are told apart by these runs in 80 of 100 cases"),
-        (110.0, "plans that differ by a factor of 2.1 are told apart by these runs in 80 of 100 cases"),
+        *[
+            (pct, f"plans that differ by {gap} are told apart by these runs in 80 of 100 cases")
+            for pct, gap in ((0.42, "0.4 %"), (9.94, "9.9 %"), (9.96, "10 %"), (100, "100 %"), (110, "a factor of 2.1"))
+        ],
         (67_720.0, "these runs tell no plans apart: runs of one plan differ too much"),
     ],
 )

@@ -29,6 +29,11 @@ def test_t_quantile_matches_the_printed_table_is_antisymmetric_and_nears_the_nor
 NAN = math.nan
 
 
+def assert_covers(n_hits, n_runs):
+    assert compute_proportion_interval(n_hits, n_runs)[1] >= 0.95, f"{n_hits} of {n_runs} hold the truth"
+    assert n_hits < n_runs, "an interval that always holds the truth says nothing"
+
+
 @pytest.mark.parametrize(
     ("compute", "refused", "message"),
     [
@@ -54,17 +59,12 @@ def test_what_has_no_interval_is_refused(compute, refused, message):
             compute(*arguments)
 
 
-def test_t_interval_by_hand():
+def test_t_interval_by_hand_and_one_value_has_none():
     # mean 3, sd sqrt(2.5), n 5: half-width 2.7764 * sqrt(2.5 / 5)
     assert compute_interval([1, 2, 3, 4, 5]) == pytest.approx((3 - 1.96328, 3 + 1.96328), abs=1e-4)
-
-
-def test_one_value_has_no_interval():
-    assert all(math.isnan(bound) for bound in compute_interval([3.0]))
-    assert all(math.isnan(bound) for bound in compute_rate_interval([8], [0.1]))
     centre, *bounds = compute_trimmed_interval([3.0])
     assert centre == 3.0
-    assert all(math.isnan(bound) for bound in bounds)
+    assert all(math.isnan(bound) for bound in (*bounds, *compute_interval([3.0]), *compute_rate_interval([8], [0.1])))
 
 
 def test_bootstrap_repeats_itself_and_holds_the_mean():
@@ -93,34 +93,23 @@ def test_coverage_of_95_pct_intervals(n_blocks, correlation):
         (8.0, [compute_interval(run) for run in seconds]),
         (1.0, [compute_rate_interval(np.full(n_blocks, 8), run) for run in seconds]),
     ):
-        n_hits = sum(low <= true <= high for low, high in bounds)
-        assert compute_proportion_interval(n_hits, n_runs)[1] >= 0.95, f"{n_hits} of {n_runs} hold the mean"
-        assert n_hits < n_runs, "an interval that always holds the mean says nothing"
+        assert_covers(sum(low <= true <= high for low, high in bounds), n_runs)
 
 
-def test_correlated_blocks_widen_the_interval():
+def test_the_width_follows_correlation_number_and_spread():
     values = np.random.default_rng(2).normal(size=60)
     (shuffled,), (ordered,) = np.diff(compute_interval(values)), np.diff(compute_interval(np.sort(values)))
     assert ordered > 2 * shuffled
-
-
-def test_many_blocks_are_resampled_in_parts():
-    low, high = compute_interval(np.random.default_rng(4).normal(10, 1, 3000))
+    low, high = compute_interval(np.random.default_rng(4).normal(10, 1, 3000))  # resampled in parts
     assert high - low == pytest.approx(2 * 1.96 / math.sqrt(3000), rel=0.15)
-
-
-def test_equal_values_have_an_interval_of_no_width():
     assert compute_interval([2.0] * 20) == (2.0, 2.0)
     assert compute_rate_interval([8] * 20, [0.5] * 20) == pytest.approx((16, 16))
 
 
-def test_rate_interval_is_positive_and_holds_the_rate_even_when_blocks_disagree_widely():
+@pytest.mark.parametrize("n", [6, 40])
+def test_rate_interval_weighs_blocks_by_their_length_and_is_positive_even_when_they_disagree_widely(n):
     low, high = compute_rate_interval([64, 64], [0.1, 1.0])
     assert 0 < low < 128 / 1.1 < high
-
-
-@pytest.mark.parametrize("n", [6, 40])
-def test_rate_interval_weighs_blocks_by_their_length(n):
     seconds = np.random.default_rng(1).uniform(0.9, 1.1, size=n)
     low, high = compute_rate_interval(np.full(n, 100), seconds)
     assert low < 100 * n / seconds.sum() < high
@@ -139,9 +128,7 @@ def test_coverage_of_quantile_intervals(n, quantile):
     n_runs = 2000
     runs = np.random.default_rng(n).uniform(size=(n_runs, n))
     bounds = [compute_quantile_interval(run, quantile) for run in runs]
-    n_hits = sum(low <= quantile <= high for low, high in bounds)
-    assert compute_proportion_interval(n_hits, n_runs)[1] >= 0.95, f"{n_hits} of {n_runs} hold the quantile"
-    assert n_hits < n_runs
+    assert_covers(sum(low <= quantile <= high for low, high in bounds), n_runs)
 
 
 def test_wilson_interval_by_hand():
@@ -159,13 +146,8 @@ def test_far_values_do_not_hide_the_rest():
     assert -2 < low < 0 < high < low + 2
     assert abs(centre) < 1
     assert np.diff(compute_interval(x)) > 50
-
-
-def test_few_values_are_not_trimmed():
-    x = [1.0, 2.0, 3.0, 4.0, 50.0]
-    centre, low, high = compute_trimmed_interval(x)
-    assert centre == pytest.approx(12.0)
-    assert (low, high) == pytest.approx(compute_interval(x))
+    few = [1.0, 2.0, 3.0, 4.0, 50.0]  # are not trimmed
+    assert compute_trimmed_interval(few) == pytest.approx((12.0, *compute_interval(few)))
 
 
 def test_the_trimmed_interval_by_hand():
@@ -182,8 +164,7 @@ def test_the_trimmed_interval_covers_the_centre(n):
     """Normal values of which a tenth lie far out on either side: the centre is covered in 95 %."""
     rng, n_runs = np.random.default_rng(n), 1500
     x = rng.normal(0, 1, (n_runs, n)) * np.where(rng.random((n_runs, n)) < 0.1, 20, 1)
-    n_covered = sum(low <= 0 <= high for _, low, high in map(compute_trimmed_interval, x))
-    assert compute_proportion_interval(n_covered, n_runs)[1] >= 0.95, f"{n_covered} of {n_runs}"
+    assert_covers(sum(low <= 0 <= high for _, low, high in map(compute_trimmed_interval, x)), n_runs)
 
 
 def test_a_contrast_drops_what_a_round_adds_to_all_of_its_arms():

@@ -84,7 +84,7 @@ def test_warm_samples_do_not_count(shape):
     assert np.median(starts) <= warm + 6
 
 
-@pytest.mark.parametrize("bad", [[1.0, np.nan, 1.0], [1.0, np.inf, 1.0, 1.0]])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_samples_that_were_not_measured_are_refused(bad):
     with pytest.raises(ValueError, match="finite"):
-        find_steady_start(bad)
+        find_steady_start([1.0, bad, 1.0])
