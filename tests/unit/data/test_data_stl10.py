@@ -9,7 +9,7 @@ from data_cases import assert_equal
 from PIL import Image
 
 from fulltilt.cli import run_command
-from fulltilt.data import DATASETS, RawImages, build_loader, make_stl10
+from fulltilt.data import DATASETS, build_loader, make_stl10, take_raw
 from fulltilt.errors import DataError
 
 stl10 = DATASETS["stl10"]
@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 def test_images_lie_upright_and_labels_start_at_zero(folder):
     dataset = stl10(path=str(folder))
-    images, targets = dataset.get_raw_batch([4, 0, -1])
+    images, targets = take_raw(dataset).get_batch([4, 0, -1])
     assert images.dtype == torch.uint8
     assert np.array_equal(images.numpy(), make_pixels(9, 0)[[4, 0, 8]])
     assert targets.tolist() == [1, 0, 2]
@@ -49,13 +49,13 @@ def test_images_lie_upright_and_labels_start_at_zero(folder):
 def test_parts_follow_each_other_and_unlabelled_images_have_no_target(folder):
     dataset = stl10(path=str(folder), part="train+unlabeled")
     assert len(dataset) == 21
-    images, targets = dataset.get_raw_batch([20, 3, 9, 8])
+    images, targets = take_raw(dataset).get_batch([20, 3, 9, 8])
     expected = np.concatenate([make_pixels(9, 0), make_pixels(12, 2)])
     assert np.array_equal(images.numpy(), expected[[20, 3, 9, 8]])
     assert targets.tolist() == [-1, 0, -1, 2]
     assert stl10(path=str(folder), part="unlabeled").targets.unique().tolist() == [-1]
     options = {"num_workers": 1}
-    loader = build_loader(RawImages(dataset), batch_size=8, shuffle=True, drop_last=False, seed=1, options=options)
+    loader = build_loader(take_raw(dataset), batch_size=8, shuffle=True, drop_last=False, seed=1, options=options)
     seen = torch.cat([images for images, _ in loader]).flatten(1)
     assert sorted(seen.tolist()) == sorted(expected.reshape(21, -1).tolist()), "the worker maps the file too"
 
@@ -63,7 +63,7 @@ def test_parts_follow_each_other_and_unlabelled_images_have_no_target(folder):
 def test_the_validation_split_is_the_test_files_and_the_folder_may_be_the_one_above(folder):
     folder.rename(folder.parent / "stl10_binary")
     dataset = stl10("val", path=str(folder.parent), part="unlabeled")
-    assert np.array_equal(dataset.get_raw_batch(range(6))[0].numpy(), make_pixels(6, 1))
+    assert np.array_equal(take_raw(dataset).get_batch(range(6))[0].numpy(), make_pixels(6, 1))
 
 
 def test_normalize_takes_mean_and_deviation_of_the_training_images(folder):
@@ -123,8 +123,8 @@ def test_a_folder_of_images_goes_there_and_back(tmp_path):
     source = write_images(tmp_path / "images", shape=(SIDE, SIDE))
     made = make_stl10(source, tmp_path / "out", size=SIDE)
     assert (made.n_train, made.n_test, made.n_unlabeled) == (10, 4, 0)
-    before, after = RawImages(DATASETS["image_folder"](path=str(source))), stl10(path=str(tmp_path / "out"))
-    assert_equal([after.get_raw_batch(range(10))], [before.get_batch(range(10))])
+    before, after = take_raw(DATASETS["image_folder"](path=str(source))), stl10(path=str(tmp_path / "out"))
+    assert_equal([take_raw(after).get_batch(range(10))], [before.get_batch(range(10))])
     assert after.classes == ("ant", "big_bee")
     assert not (tmp_path / "out" / "unlabeled_X.bin").exists()
 
@@ -134,7 +134,7 @@ def test_images_of_any_shape_are_brought_to_one(tmp_path):
     make_stl10(source, tmp_path / "out", size=5)
     whole = Image.open(source / "train" / "ant" / "0.png").resize((8, 5), Image.Resampling.BILINEAR)
     expected = np.asarray(whole)[:, 1:6].transpose(2, 0, 1).astype(float)
-    found = stl10(path=str(tmp_path / "out")).get_raw_batch([0])[0][0].numpy().astype(float)
+    found = take_raw(stl10(path=str(tmp_path / "out"))).get_batch([0])[0][0].numpy().astype(float)
     assert np.abs(found - expected).max() <= 2
 
 
@@ -170,7 +170,7 @@ def test_images_of_several_sizes_are_no_batch_of_raw_images(source):
     Image.new("RGB", (4, 4)).save(source / "train" / "ant" / "0.png")
     dataset = DATASETS["image_folder"](path=str(source), transform="resize(4)")
     with pytest.raises(DataError, match="make-stl10"):
-        RawImages(dataset).get_batch([0, 1])
+        take_raw(dataset).get_batch([0, 1])
 
 
 def test_images_and_labels_that_are_being_replaced_are_not_read_together(source, tmp_path):

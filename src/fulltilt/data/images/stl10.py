@@ -21,6 +21,7 @@ from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.splits import Split, check_split, spread_rows
+from fulltilt.data.transforms.batch_transform import take_raw
 from fulltilt.data.transforms.pipeline import Transform, apply_transform, read_sample_shape, resolve_transform
 from fulltilt.errors import DataError
 
@@ -99,15 +100,10 @@ class Stl10(BatchedDataset):
 
     def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Read a batch: (B, C, H, W) float32, or uint8 where the transform comes later, and (B,) int64."""
-        images_BCHW, targets_B = self.get_raw_batch(indices)
-        return apply_transform(self.transform, images_BCHW, generator), targets_B
-
-    def get_raw_batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Read (B, C, H, W) uint8 and (B,) int64 without the transform."""
         rows = np.asarray(indices, dtype=np.int64) % len(self)  # -1 is the last one
         images_BCWH = self._tables[0].images[rows] if len(self._tables) == 1 else self._gather(rows)
         images_BCHW = torch.from_numpy(np.ascontiguousarray(images_BCWH.swapaxes(2, 3)))
-        return images_BCHW, self.targets[torch.from_numpy(rows)]
+        return apply_transform(self.transform, images_BCHW, generator), self.targets[torch.from_numpy(rows)]
 
     @property
     def held_bytes(self) -> int:
@@ -115,7 +111,7 @@ class Stl10(BatchedDataset):
 
     def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
         """Read the samples once and hold them on ``device``."""
-        images_NCHW, targets = self.get_raw_batch(np.arange(len(self)))
+        images_NCHW, targets = take_raw(self).get_batch(np.arange(len(self)))
         whole = MemoryImages(self.name, images_NCHW, targets, classes=self.classes, transform=self.transform)
         return whole.hold(device, is_pinned=is_pinned)
 
