@@ -212,18 +212,22 @@ def test_free_memory_is_read_under_the_limit_of_a_control_group(tmp_path, kind, 
     ("reading", "free_gib"),
     [
         ({}, 22),  # 20 free and 2 reserved, of which nothing is in use
-        ({"allocated_bytes": GIB}, 21),
-        ({"limit_bytes": 12 * GIB}, 12),
-        ({"limit_bytes": 12 * GIB, "allocated_bytes": GIB}, 11),
-        ({"limit_bytes": 12 * GIB, "free_bytes": 3 * GIB}, 5),
-        ({"limit_bytes": 1 * GIB, "allocated_bytes": 2 * GIB}, 0),
-        ({"free_bytes": 22 * GIB, "is_wsl": True}, 0.95 * 24),  # past that the driver spills
-        ({"is_wsl": True, "limit_bytes": 12 * GIB}, 12),
+        ({"allocated": 1}, 21),
+        ({"limit": 12}, 12),
+        ({"limit": 12, "allocated": 1}, 11),
+        ({"limit": 12, "free": 3}, 5),
+        ({"limit": 1, "allocated": 2}, 0),
+        ({"free": 22, "is_wsl": True}, 0.95 * 24),  # past that the driver spills
+        ({"is_wsl": True, "limit": 12}, 12),
     ],
 )
-def test_a_memory_limit_and_the_spill_under_wsl_count_against_what_a_gpu_has_free(reading, free_gib):
-    given = {
-        "free_bytes": 20 * GIB, "total_bytes": 24 * GIB, "reserved_bytes": 2 * GIB, "allocated_bytes": 0,
-        "limit_bytes": None, "is_wsl": False, **reading,
-    }  # fmt: skip
-    assert placement_module.compute_free_device_bytes(**given) == pytest.approx(free_gib * GIB, abs=1)
+def test_a_memory_limit_and_the_spill_under_wsl_count_against_what_a_gpu_has_free(monkeypatch, reading, free_gib):
+    given = {"free": 20, "allocated": 0, "limit": None, "is_wsl": False} | reading
+    limit_bytes = None if given["limit"] is None else given["limit"] * GIB
+    answers = {"is_available": True, "mem_get_info": (given["free"] * GIB, 24 * GIB), "memory_reserved": 2 * GIB}
+    for name, answer in {**answers, "memory_allocated": given["allocated"] * GIB}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *device, answer=answer: answer)
+    monkeypatch.setattr(placement_module, "find_memory_limit_bytes", lambda device: limit_bytes)
+    monkeypatch.setattr(placement_module, "is_wsl", lambda: given["is_wsl"])
+    free_bytes = placement_module.read_free_device_bytes(torch.device("cuda"))
+    assert free_bytes == pytest.approx(free_gib * GIB, abs=1)

@@ -85,7 +85,7 @@ def test_normalize_takes_mean_and_deviation_of_the_training_images(folder):
         ("train_y.bin", "train", lambda content: b"\0\1\2" + b"\3" * 6, "labels from 0 to 3, expected 1 to 3"),
         ("unlabeled_X.bin", "train+unlabeled", lambda content: content[:-5], "no whole number of images"),
         ("test_X.bin", "val", lambda content: content[: -3 * SIDE * SIDE], r"holds 5 images .* 6 labels"),
-        ("unlabeled_X.bin", "train+unlabeled", None, r"not there.*make-stl10 --labelled N.*part=train takes"),
+        ("unlabeled_X.bin", "train+unlabeled", None, r"not there.*make-stl10 .--labelled N.*part=train takes"),
     ],
 )
 def test_files_that_are_cut_changed_or_missing_are_told(folder, name, part, change, said):
@@ -193,12 +193,12 @@ def test_images_and_labels_that_are_being_replaced_are_not_read_together(source,
 def test_a_folder_that_is_replaced_while_it_is_opened_is_refused(source, tmp_path, monkeypatch):
     out = tmp_path / "out"
     make_stl10(source, out, size=4)
-    check = stl10_module._check_labels
+    read_side = stl10_module.read_side
 
-    def replace_meanwhile(*given):
+    def replace_meanwhile(folder):
         make_stl10(source, out, size=4, force=True)
-        return check(*given)
+        return read_side(folder)
 
-    monkeypatch.setattr(stl10_module, "_check_labels", replace_meanwhile)
+    monkeypatch.setattr(stl10_module, "read_side", replace_meanwhile)
     with pytest.raises(DataError, match="being replaced"):
         stl10(path=str(out))

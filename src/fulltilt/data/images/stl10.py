@@ -8,6 +8,7 @@ Legend of shape suffixes: B batch, C channels, W columns of pixels, H rows of pi
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,13 +60,11 @@ def stl10(
     folder = find_folder(resolve_path(path or root, base_dir))
     names = ["test"] if split == "val" else part.split("+")
     made = read_mark(folder)
-    side = read_side(folder)
-    tables = [_open_table(folder, name, side) for name in names]
     words = folder / "class_names.txt"
     classes = tuple(words.read_text(encoding="utf-8").split()) if words.is_file() else CLASSES
-    for table in tables:
-        _check_labels(folder, table, len(classes))
-    mean, std = _compute_mean(_open_table(folder, "train", side)) if isinstance(transform, str) else (None, None)
+    open_table = functools.partial(_open_table, folder, side=read_side(folder), n_classes=len(classes))
+    tables = [open_table(name) for name in names]
+    mean, std = _compute_mean(open_table("train")) if isinstance(transform, str) else (None, None)
     if made == UNDER_WAY or read_mark(folder) != made:
         raise DataError(
             f"the images in {folder} are being replaced by fulltilt data make-stl10, or that was broken off; wait for "
@@ -77,7 +76,6 @@ def stl10(
 class Table(NamedTuple):
     """The images of one file, and their targets."""
 
-    name: str
     images: np.ndarray  # (N, C, W, H), mapped
     targets: np.ndarray  # (N,) int64 from 0, -1 without a label
 
@@ -154,7 +152,7 @@ def read_mark(folder: Path) -> str | None:
     return None
 
 
-def _open_table(folder: Path, name: str, side: int) -> Table:
+def _open_table(folder: Path, name: str, *, side: int, n_classes: int) -> Table:
     path = folder / f"{name}_X.bin"
     n_bytes, image_bytes = _read_size(path), 3 * side * side
     if not n_bytes or n_bytes % image_bytes:
@@ -166,7 +164,7 @@ def _open_table(folder: Path, name: str, side: int) -> Table:
     # Copy on write: torch wants memory it may write, and the file stays as it is.
     images = np.memmap(path, dtype=np.uint8, mode="c", shape=shape)
     if name == "unlabeled":
-        return Table(name, images, np.full(len(images), -1, dtype=np.int64))
+        return Table(images, np.full(len(images), -1, dtype=np.int64))
     labels = folder / f"{name}_y.bin"
     n_labels = _read_size(labels)
     if n_labels != len(images):
@@ -174,33 +172,23 @@ def _open_table(folder: Path, name: str, side: int) -> Table:
             f"{path} holds {len(images):,} images and {labels} {n_labels:,} labels; one of them is truncated, unpack "
             "it again"
         )
-    return Table(name, images, np.fromfile(labels, dtype=np.uint8).astype(np.int64) - 1)
+    targets = np.fromfile(labels, dtype=np.uint8).astype(np.int64)
+    if targets.min() < 1 or targets.max() > n_classes:
+        raise DataError(
+            f"{labels} holds labels from {targets.min()} to {targets.max()}, expected 1 to {n_classes}, the lines of "
+            "class_names.txt where there is one; it is damaged, unpack it again"
+        )
+    return Table(images, targets - 1)
 
 
 def _read_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        unlabeled = path.name == "unlabeled_X.bin"
-        converted = (
-            ", or convert images of your own with fulltilt data make-stl10 --labelled N: those without a label are "
-            "written here; part=train takes the labelled ones alone"
-        )
         raise DataError(
-            f"{path} is not there; unpack stl10_binary.tar.gz whole{converted if unlabeled else ''}"
+            f"{path} is not there; unpack stl10_binary.tar.gz whole, or convert images of your own with fulltilt data "
+            "make-stl10 (--labelled N writes unlabeled_X.bin; part=train takes the labelled ones alone)"
         ) from None
-
-
-def _check_labels(folder: Path, table: Table, n_classes: int) -> None:
-    if table.name == "unlabeled":
-        return
-    low, high = int(table.targets.min()) + 1, int(table.targets.max()) + 1
-    if low < 1 or high > n_classes:
-        names = ", the lines of class_names.txt" if (folder / "class_names.txt").is_file() else ""
-        raise DataError(
-            f"{folder / table.name}_y.bin holds labels from {low} to {high}, expected 1 to {n_classes}{names}; it is "
-            "damaged, unpack it again"
-        )
 
 
 def _compute_mean(table: Table) -> tuple[list[float], list[float]]:

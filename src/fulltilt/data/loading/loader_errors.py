@@ -56,35 +56,31 @@ def _find_death(iterator: Any, pid: int | None = None) -> WorkerDiedError | None
         if pid is None or worker.pid == pid:
             worker.join(timeout=1)
             if worker.exitcode or (pid and worker.exitcode is not None):
-                code = worker.exitcode  # multiprocessing writes a signal as a negative code
-                return _describe_death([worker.pid], *((-code, None) if code < 0 else (None, code)))
+                return _describe_death([worker.pid], worker.exitcode)
     return None
 
 
 def _read_death(death: re.Match[str], iterator: Any) -> WorkerDiedError:
     pids = [int(pid) for pid in death["pids"].split(",")]
     if death["code"]:
-        return _describe_death(pids, None, int(death["code"]))
+        return _describe_death(pids, int(death["code"]))
     if death["signal"]:
         words = death["signal"].strip()
         # torch names a signal by strsignal's words: SIGKILL is "Killed".
-        named = (s for s in signal.valid_signals() if (signal.strsignal(s) or "").lower() == words.lower())
-        return _describe_death(pids, next(named, None), None, words)
-    return _find_death(iterator, pids[0]) or _describe_death(pids, None, None)
+        named = (-s for s in signal.valid_signals() if (signal.strsignal(s) or "").lower() == words.lower())
+        return _describe_death(pids, next(named, None), f"killed by a signal ({words})")
+    return _find_death(iterator, pids[0]) or _describe_death(pids, None)
 
 
-def _describe_death(
-    pids: list[int], number: int | None, code: int | None, signal_words: str | None = None
-) -> WorkerDiedError:
-    if number is not None:
-        name = signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
-        how = f"killed by {name}"
-    elif signal_words:
-        how = f"killed by a signal ({signal_words})"
-    else:
-        how = f"ended with exit code {code}" if code is not None else "ended without a word"
+def _describe_death(pids: list[int], code: int | None, how: str = "ended without a word") -> WorkerDiedError:
+    """Describe it by the exit code, which is negative for a signal, or by ``how`` where none is known."""
+    number = max(0, -(code or 0))
+    if number:
+        how = f"killed by {signal.Signals(number).name if number in iter(signal.Signals) else f'signal {number}'}"
+    elif code is not None:
+        how = f"ended with exit code {code}"
     room = _read_shm_room() if number == signal.SIGBUS else ""
-    remedy = _REMEDIES.get(number or 0, "run with num_workers 0 to see the error where it happens")
+    remedy = _REMEDIES.get(number, "run with num_workers 0 to see the error where it happens")
     return WorkerDiedError(f"data worker (pid {', '.join(map(str, pids))}) died: {how}; {room}{remedy}")
 
 

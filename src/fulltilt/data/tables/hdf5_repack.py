@@ -97,10 +97,11 @@ def repack_hdf5(
                 _copy_group(source, file, copy, plan, {})
             reserve(temporary, needed_bytes)
             report = Counter(progress, 2 * sum(table.n_bytes for table in plan.values()))
-            written = _write_rows(source, file, temporary, plan, report)
+            with h5py.File(temporary, "r+") as copy:
+                written = _digest_rows(source, file, plan, report, copy)
             with open_hdf5(temporary) as copy:
-                is_equal = _digest_rows(temporary, copy, plan, report) == written
-            if not is_equal:
+                read = _digest_rows(temporary, copy, plan, report)
+            if read != written:
                 raise DataError(f"rows read back from {temporary} differ from what was written; check the disk")
     return Repacked(
         datasets=tuple(plan),
@@ -168,15 +169,8 @@ def _estimate_bytes(path: Path, file: Any, plan: dict[str, Table]) -> int:
     return padded_bytes + max(0, path.stat().st_size - stored_bytes) + 64 * n_chunks + _HEADROOM_BYTES
 
 
-def _write_rows(path: Path, file: Any, temporary: Path, plan: dict[str, Table], report: Counter) -> str:
-    """Copy block by block and return the checksum of what was read."""
-    import h5py
-
-    with h5py.File(temporary, "r+") as target:
-        return _digest_rows(path, file, plan, report, target)
-
-
 def _digest_rows(path: Path, file: Any, plan: dict[str, Table], report: Counter, target: Any = None) -> str:
+    """Return the checksum of all rows, read block by block and copied to ``target`` where there is one."""
     digest = hashlib.blake2b(digest_size=16)
     for table in plan.values():
         dataset = file[table.name]

@@ -14,9 +14,9 @@ from fulltilt.data.text.tokens import (
     Tokenizer,
     Vocabulary,
     build_vocabulary,
+    compute_digest,
     count_words,
     describe_source,
-    digest_text,
     split_line,
 )
 from fulltilt.errors import DataError
@@ -80,7 +80,7 @@ def prepare_text(
     if val_file is not None and not n_tokens["val"]:
         raise DataError(f"{val_file} holds no word; give another text for validation, or a share of the training text")
     write_atomic(folder / WORDS, vocabulary.to_text())
-    manifest = _build_manifest(vocabulary, n_tokens, tokenizer, parts)
+    manifest = _build_manifest(folder, vocabulary, n_tokens, tokenizer, parts)
     write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return Prepared(
         folder=folder,
@@ -98,7 +98,7 @@ Part = tuple[Path, int, int]
 
 
 def _build_manifest(
-    vocabulary: Vocabulary, n_tokens: dict[str, int], tokenizer: Tokenizer, parts: dict[str, list[Part]]
+    folder: Path, vocabulary: Vocabulary, n_tokens: dict[str, int], tokenizer: Tokenizer, parts: dict[str, list[Part]]
 ) -> dict[str, Any]:
     """Describe the folder, for ``open_tokens`` to check it."""
     files = dict.fromkeys(path for ranges in parts.values() for path, _, _ in ranges)
@@ -108,7 +108,7 @@ def _build_manifest(
         "n_tokens": n_tokens,
         "n_words": len(vocabulary),
         "tokenizer": tokenizer,
-        "vocabulary_blake2b": digest_text(vocabulary.to_text()),
+        "vocabulary_blake2b": compute_digest(folder / WORDS),
         "sources": [describe_source(path) for path in files],
     }
 
