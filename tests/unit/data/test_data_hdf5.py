@@ -127,8 +127,8 @@ def count_descriptors(path):
 
 
 def test_runs_of_neighbours_are_read_together():
-    _, runs = plan_runs([9, 3, 4, 5, 20, 3])
-    assert [(first, places.tolist()) for first, places in runs] == [(3, [1]), (3, [5, 2, 3]), (9, [0]), (20, [4])]
+    runs = [(rows.tolist(), places.tolist()) for rows, places in plan_runs([9, 3, 4, 5, 20, 3])]
+    assert runs == [([3], [1]), ([3, 4, 5], [5, 2, 3]), ([9], [0]), ([20], [4])]
 
 
 def test_a_chunk_is_decompressed_once_per_batch(tmp_path, monkeypatch):
