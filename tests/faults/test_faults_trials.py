@@ -90,7 +90,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture
 def build_zygote_of(tmp_path, monkeypatch):
-    """A zygote whose preload is a module of this code."""
+    """Build a zygote whose preload is a module of this code."""
 
     def build(code: str) -> Zygote:
         (tmp_path / "its_preload.py").write_text(code)
@@ -156,13 +156,7 @@ def test_the_memory_watchdog_ends_a_trial_above_its_limit_alone_and_names_the_pa
     assert judge(outcome)[0] == "ok"
 
 
-def test_a_trial_process_starts_clean_and_does_not_tune(run):
-    state = run("tell_state").reply["state"]
-    assert state["session"] == state["pid"]
-    signals = state["sigterm_default"], state["sigint_ignored"]
-    assert (*signals, state["stdin_empty"], state["trial"]) == (True, False, True, "t1")
-    assert state["tmpdir"] != tempfile.gettempdir()
-    assert state["n_descriptors"] <= 6  # three standard ones, answers, and two of the listing itself
+def test_tune_inside_a_trial_says_so(run):
     outcome = run("tune_inside")
     assert outcome.evidence.exception_type == UsageError.__name__
     assert "inside trial t1" in outcome.evidence.message
@@ -313,13 +307,17 @@ def test_a_zygote_that_starts_slower_than_the_budget_is_not_waited_for(build_zyg
     assert zygote.pid is None
 
 
-def test_the_zygote_has_one_thread_and_no_device_context(tmp_path):
+def test_the_zygote_has_one_thread_and_no_device_context_and_its_trials_start_clean(tmp_path):
     with Zygote(tmp_path / "zygote.log", body="trial_bodies:do") as full:
         state = _build_runner(full, tmp_path)("tell_state").reply["state"]
         seen = psutil.Process(full.pid)
         assert seen.num_threads() == 1
         assert not [file.path for file in seen.open_files() if file.path.startswith("/dev/nvidia")]
     assert (state["missing"], state["has_cuda_context"]) == ([], False)
+    assert (state["session"], state["trial"]) == (state["pid"], "t1")
+    assert (state["sigterm_default"], state["sigint_ignored"], state["stdin_empty"]) == (True, False, True)
+    assert state["tmpdir"] != tempfile.gettempdir()
+    assert state["n_descriptors"] <= 6  # three standard ones, answers, and two of the listing itself
 
 
 def test_the_zygote_ends_with_its_parent(tmp_path):

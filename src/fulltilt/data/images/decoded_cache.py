@@ -16,10 +16,9 @@ from fulltilt.errors import StorageError
 _N_KEPT = 8
 
 
-def find_cache_folder() -> Path:
-    """Return ``$XDG_CACHE_HOME/fulltilt/decoded`` or ``~/.cache/fulltilt/decoded``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "fulltilt" / "decoded"
+def _find_file(fingerprint: str) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return base / "fulltilt" / "decoded" / f"images-{fingerprint}.npz"
 
 
 def read_cached(fingerprint: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -40,10 +39,6 @@ def write_cached(fingerprint: str, images: np.ndarray, targets: np.ndarray) -> N
         with new_file(file, remedy="clear the cache") as temporary, temporary.open("wb") as stream:
             np.savez(stream, images=images, targets=targets)
         _drop_oldest(file.parent)
-
-
-def _find_file(fingerprint: str) -> Path:
-    return find_cache_folder() / f"images-{fingerprint}.npz"
 
 
 def _drop_oldest(folder: Path) -> None:

@@ -62,10 +62,12 @@ def prepare_text(
             holds no words.
         StorageError: no room.
     """
-    sources = [Path(file) for file in files]
+    sources, val = [Path(file) for file in files], Path(val_file) if val_file else None
     folder = Path(folder)
-    _check_places([*sources, *([Path(val_file)] if val_file else [])], folder, val_share, val_file is None, force)
-    parts = _plan_parts(sources, Path(val_file) if val_file else None, val_share)
+    if val is None and not 0 <= val_share < 1:
+        raise DataError(f"val_share {val_share} is not a share: 0 or more, and below 1")
+    _check_places([*sources, *([val] if val else [])], folder, force)
+    parts = _plan_parts(sources, val, val_share)
     n_bytes = {split: sum(end - start for _, start, end in ranges) for split, ranges in parts.items()}
     meter = Counter(progress, 2 * n_bytes["train"] + n_bytes["val"])
     counts = count_words(_read_parts(parts["train"], meter), tokenizer)
@@ -113,9 +115,7 @@ def _build_manifest(
     }
 
 
-def _check_places(sources: Sequence[Path], folder: Path, val_share: float, is_shared: bool, force: bool) -> None:
-    if is_shared and not 0 <= val_share < 1:
-        raise DataError(f"val_share {val_share} is not a share: 0 or more, and below 1")
+def _check_places(sources: Sequence[Path], folder: Path, force: bool) -> None:
     for path in sources:
         if not path.is_file():
             raise DataError(f"{path} is not a file; name text files, and the folder to write last")
