@@ -92,12 +92,12 @@ class Child:
         sys.exit(code)
 
     def ask_for_too_much(self) -> None:
-        _limit_data(64 * MIB)
+        limit_data(64 * MIB)
         bytearray(1024 * MIB)
 
     def fill_memory(self) -> None:
         """In small pieces, so that nothing is left to tell of it with."""
-        _limit_data(48 * MIB)
+        limit_data(48 * MIB)
         pieces = []
         while True:
             pieces.append(bytes(500))
@@ -117,7 +117,7 @@ class Child:
 
     def fill_shared_memory(self) -> None:
         """As torch does: a name in /dev/shm, room for it, and the kernel's answer in torch's words."""
-        if not _mount_small_shm():
+        if not mount_small_shm():
             raise OSError(28, "No space left on device", "/dev/shm/torch_1_1_0")
         file = os.open(f"/dev/shm/torch_{os.getpid()}_1_0", os.O_CREAT | os.O_RDWR)
         try:
@@ -138,11 +138,7 @@ class Child:
         ctypes.string_at(0)
 
     def bus_error(self) -> None:
-        with tempfile.TemporaryFile() as file:
-            file.truncate(mmap.PAGESIZE)
-            view = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-            file.truncate(0)
-            view[0]
+        read_cut_file()
 
     def leave_at_once(self, code: int) -> None:
         os._exit(code)
@@ -226,15 +222,24 @@ class Child:
         return None
 
 
-def _limit_data(more_bytes: int) -> None:
+def read_cut_file() -> None:
+    """Read a page of a mapped file that is cut meanwhile: SIGBUS."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(mmap.PAGESIZE)
+        view = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        file.truncate(0)
+        view[0]
+
+
+def limit_data(more_bytes: int) -> None:
     status = Path("/proc/self/status").read_text()
     used_bytes = int(status.partition("VmData:")[2].split()[0]) * 1024
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + more_bytes, hard))
 
 
-def _mount_small_shm() -> bool:
-    """A /dev/shm of 1 MiB that only this process sees; False where that is not allowed."""
+def mount_small_shm() -> bool:
+    """A /dev/shm of 1 MiB that only this process and its children see; False where that is not allowed."""
     libc = ctypes.CDLL(None)
     return (
         libc.unshare(CLONE_NEWNS) == 0

@@ -10,13 +10,12 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import search_bodies
-from tests.faults.leftovers import find_files, find_processes, mark_processes
+from tests.faults.leftovers import find_files, find_processes, watch_leftovers
 
 from fulltilt.records import Trial, loads
 from fulltilt.report.html import build_tune_html
@@ -77,15 +76,14 @@ class KilledSearch:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
-def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not(tmp_path, monkeypatch, say):
-    mark = mark_processes(monkeypatch)
+def test_a_search_that_is_killed_again_and_again_ends_as_one_that_was_not(tmp_path, say):
     rng = random.Random(SEED)
     say(f"\nchaos: a search killed {N_KILLS} times, FULLTILT_CHAOS_SEED={SEED}")
-    with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as tmp:
-        whole = KilledSearch(tmp_path / "whole", Path(tmp), mark)
+    with watch_leftovers() as (tmp, mark):
+        whole = KilledSearch(tmp_path / "whole", tmp, mark)
         whole.finish()
         assert whole.find_leftovers() == []
-        search = KilledSearch(tmp_path / "killed", Path(tmp), mark)
+        search = KilledSearch(tmp_path / "killed", tmp, mark)
         for number in range(1, N_KILLS + 1):
             rows, n_starts = search.read_rows(), search.count_starts()
             search.kill_at(rng.randint(0, 4), rng.uniform(0, 0.4))

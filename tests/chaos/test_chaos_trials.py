@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import secrets
-import tempfile
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import chaos_bodies
 import pytest
 from chaos_catalogue import HANG_DEADLINE_S, Fault, build_schedule, list_faults
 from tests.faults import leftovers
-from tests.faults.leftovers import find_processes, mark_processes, read_peak_mib
+from tests.faults.leftovers import find_processes, read_peak_mib, watch_leftovers
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial, TrialRequest, WorkloadSource
@@ -93,21 +92,18 @@ class WatchedTarget:
 
 
 @pytest.fixture
-def tmp(monkeypatch):
-    """A short folder for temporary files, watched: what lies there after a trial was left behind."""
-    with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as folder:
-        monkeypatch.setenv("TMPDIR", folder)
-        monkeypatch.setattr(tempfile, "tempdir", None)
-        yield Path(folder)
+def watched():
+    with watch_leftovers() as watched:
+        yield watched
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
-def test_every_injected_failure_gets_its_status_and_leaves_nothing(tmp_path, tmp, monkeypatch, say):
+def test_every_injected_failure_gets_its_status_and_leaves_nothing(tmp_path, watched, monkeypatch, say):
     counter = tmp_path / "oom_kills"
     counter.write_text("0")
     monkeypatch.setattr("fulltilt.tuner.trials.process.read_oom_kills", lambda: int(counter.read_text()))
-    mark = mark_processes(monkeypatch)
+    tmp, mark = watched
     schedule = build_schedule(list_faults(tmp_path), N_TRIALS, SEED)
     say(f"\nchaos: {N_TRIALS} trials of {len(list_faults(tmp_path))} faults, FULLTILT_CHAOS_SEED={SEED}")
     target = WatchedTarget(schedule, tmp_path, tmp, mark, say)

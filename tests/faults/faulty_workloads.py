@@ -2,9 +2,7 @@
 
 import contextlib
 import ctypes
-import mmap
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import chaos_bodies
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -94,18 +93,8 @@ def allocate_in_python():
 
 
 def set_own_limit():
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    used = int(Path("/proc/self/status").read_text().partition("VmData:")[2].split()[0]) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (used + 64 * MIB, hard))
+    chaos_bodies.limit_data(64 * MIB)
     allocate()
-
-
-def read_cut_file():
-    with tempfile.TemporaryFile() as file:
-        file.truncate(mmap.PAGESIZE)
-        view = mmap.mmap(file.fileno(), mmap.PAGESIZE)
-        file.truncate(0)
-        view[0]
 
 
 def print_error():
@@ -131,20 +120,10 @@ def leave_files():
     torch.ones(MIB).share_memory_()
 
 
-def shrink_shared_memory():
-    """A /dev/shm of 1 MiB that this process and its workers see."""
-    libc = ctypes.CDLL(None)
-    private = libc.unshare(0x20000) == 0 and libc.mount(b"none", b"/", None, 16384 | 1 << 18, None) == 0
-    if not private or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=1m") != 0:
+def load_without_room():
+    if not chaos_bodies.mount_small_shm():
         raise PermissionError("no /dev/shm of its own")
-
-
-def without_room(do=None):
-    def build():
-        shrink_shared_memory()
-        return LargeSamples(do)
-
-    return build
+    return LargeSamples(None)
 
 
 def iterate_inside():
@@ -185,15 +164,15 @@ fill_memory = workload(allocate)
 fill_memory_in_python = workload(allocate_in_python)
 fill_memory_in_worker = workload(data=lambda: WorkerEnds(allocate))
 fill_own_limit = workload(set_own_limit)
-fill_shared_memory = workload(data=without_room())
+fill_shared_memory = workload(data=load_without_room)
 allocate_too_much = workload(lambda: torch.empty(1 << 50))
 
 kill = workload(lambda: send(signal.SIGKILL))
 segfault = workload(lambda: ctypes.string_at(0))
-bus_error = workload(read_cut_file)
+bus_error = workload(chaos_bodies.read_cut_file)
 kill_worker = workload(data=lambda: WorkerEnds(lambda: send(signal.SIGKILL)))
 segfault_worker = workload(data=lambda: WorkerEnds(lambda: ctypes.string_at(0)))
-bus_error_worker = workload(data=lambda: WorkerEnds(read_cut_file))
+bus_error_worker = workload(data=lambda: WorkerEnds(chaos_bodies.read_cut_file))
 exit_worker = workload(data=lambda: WorkerEnds(lambda: os._exit(7)))
 kill_inner_worker = workload(iterate_inside)
 

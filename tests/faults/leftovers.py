@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from fulltilt.tuner.trials.process import Zygote
 
 MARK = "FULLTILT_CHAOS"
 
@@ -53,6 +58,37 @@ def count_descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+SLOW = Path(__file__).with_name("train_slowly.py")
+
+
+def start_slowly(out_dir: Path, *flags: str) -> subprocess.Popen:
+    """Start ``train_slowly.py`` in a process group of its own."""
+    command = [sys.executable, "-u", str(SLOW), str(out_dir), *flags]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **pipes, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def wait_for_line(process: subprocess.Popen, is_it: Callable[[str], bool]) -> str:
+    """Return the next line of its output that is meant."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if is_it(line):
+            return line
+    raise AssertionError("".join([*lines, process.stderr.read()]))
+
+
+def wait_for_step(process: subprocess.Popen, step: int) -> None:
+    wait_for_line(process, lambda line: line.startswith("step ") and int(line.split()[1]) >= step)
+
+
+def read_step(out_dir: Path) -> int:
+    """Return the step of a run's checkpoint."""
+    import torch
+
+    return torch.load(out_dir / "checkpoint.pt", weights_only=True)["progress"]["step"]
+
+
 def reset_peak_memory() -> None:
     """Source: proc_pid_clear_refs(5)."""
     Path("/proc/self/clear_refs").write_text("5")
@@ -64,16 +100,29 @@ def read_peak_mib() -> float:
 
 
 @contextlib.contextmanager
-def watch_leftovers(import_path: Path, **environment: str):
-    """Yield a folder for temporary files and the mark of all that is started; modules of the path can be imported."""
+def watch_leftovers(**environment: str):
+    """Yield a folder for temporary files and the mark of all that is started; modules beside this can be imported."""
+    here = Path(__file__).parent
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as tmp:
-        patch.syspath_prepend(str(import_path))
+        for path in (here.parent / "chaos", here):
+            patch.syspath_prepend(str(path))
         for name, value in ({"OMP_NUM_THREADS": "1", "TMPDIR": tmp} | environment).items():
             patch.setenv(name, value)
         patch.setattr(tempfile, "tempdir", None)
         yield Path(tmp), mark_processes(patch)
 
 
-def find_all(mark: str, folder: Path, *, spare: set[int | None]) -> list[str]:
-    """Processes and names in /dev/shm with the mark, and what lies in the folder for temporary files."""
-    return find_processes(mark, spare=spare) + find_shared_names(mark) + [*map(str, folder.iterdir())]
+@contextlib.contextmanager
+def watch_zygote(folder: Path, *, body: str | None = None, preload: tuple[str, ...] | None = None, **environment: str):
+    """Yield a zygote of trials, and what lists all that they left; in the end that is nothing."""
+    given = {name: value for name, value in (("body", body), ("preload", preload)) if value is not None}
+    with watch_leftovers(**environment) as (tmp, mark):
+        zygote = Zygote(folder / "zygote.log", **given)
+
+        def find_leftovers() -> list[str]:
+            files = [*map(str, tmp.iterdir())]
+            return find_processes(mark, spare={zygote.pid}) + find_shared_names(mark) + files
+
+        with contextlib.closing(zygote):
+            yield zygote, find_leftovers
+        assert find_leftovers() == []

@@ -179,12 +179,15 @@ def test_hdf5_files_that_are_none(tmp_path, name, content, words):
         ({"targets": "group"}, r"group is a group; .*group/weights \(50, 2\)"),
         ({"targets": "label/deeper"}, "is not in it"),
         ({"path": "bare.h5"}, "no datasets at all"),
+        ({"transform": "random_flip"}, r"works on images \(C, H, W\)"),
+        ({"transform": "random_flip", "inputs": "rows"}, r"works on images \(C, H, W\)"),
     ],
 )
-def test_hdf5_names_that_are_not_there(tmp_path, monkeypatch, given, words):
+def test_hdf5_names_that_are_not_there_and_inputs_that_are_no_images(tmp_path, monkeypatch, given, words):
     monkeypatch.chdir(tmp_path)
     write_hdf5("bare.h5")
-    write_hdf5("f.h5", input=np.zeros((50, 4)), label=np.arange(50), **{"group/weights": np.zeros((50, 2))})
+    more = {"group/weights": np.zeros((50, 2)), "rows": np.zeros((50, 2, 7))}
+    write_hdf5("f.h5", input=np.zeros((50, 4)), label=np.arange(50), **more)
     with pytest.raises(DataError, match=words):
         hdf5(**{"path": "f.h5", **given})
 
@@ -208,29 +211,10 @@ def test_hdf5_contents_that_cannot_train(tmp_path, inputs, targets, words):
         hdf5("val", path=str(path))
 
 
-@pytest.mark.parametrize("shape", [(50, 4), (50, 2, 7)])
-def test_image_transforms_of_inputs_that_are_no_images_are_refused(tmp_path, shape):
-    path = write_hdf5(tmp_path / "f.h5", input=np.zeros(shape, "f4"), label=np.arange(50))
-    with pytest.raises(DataError, match=r"works on images \(C, H, W\)"):
-        hdf5(path=str(path), transform="random_flip")
-
-
-@pytest.mark.parametrize(("batch_size", "workers"), [(0, 0), (-1, 0), (2, -1)])
-def test_a_loader_of_no_batch_or_fewer_than_no_workers_is_refused(batch_size, workers):
-    with pytest.raises(UsageError, match=f"batch_size {batch_size} .* num_workers {workers}"):
-        build(None, batch_size=batch_size, num_workers=workers)
-
-
-def test_hdf5_damaged_inside_a_compressed_chunk(tmp_path):
-    packed = {"data": np.random.rand(400, 64), "chunks": (8, 64), "compression": "gzip", "fletcher32": True}
-    path = write_hdf5(tmp_path / "f.h5", input=packed, label=np.arange(400))
-    dataset = hdf5(path=str(path), val_fraction=0)
-    with h5py.File(path) as file, path.open("r+b") as stream:
-        stream.seek(file["input"].id.get_chunk_info(30).byte_offset + 40)
-        stream.write(b"\xff" * 64)
-    dataset.get_batch([0, 1])
-    with pytest.raises(DataError, match=r"input cannot be read at row \d+ .*damaged"):
-        dataset.get_batch(range(400))
+def test_a_loader_of_no_batch_or_fewer_than_no_workers_is_refused():
+    for batch_size, workers in ((0, 0), (-1, 0), (2, -1)):
+        with pytest.raises(UsageError, match=f"batch_size {batch_size} .* num_workers {workers}"):
+            build(None, batch_size=batch_size, num_workers=workers)
 
 
 class Hostile:

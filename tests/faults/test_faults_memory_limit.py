@@ -121,26 +121,19 @@ def test_placements_are_planned_with_what_the_limit_leaves(zygote):
     assert zygote(call, None)["result"] > left_mib
 
 
-def test_all_that_fits_is_given(zygote):
+def test_all_that_fits_is_given_and_a_small_step_and_its_threads_run_under_a_tight_limit(zygote):
     used_mib = zygote("None", 640)["used_mib"]
     n_mib = 4 * int(0.9 * (640 - used_mib) / 4)
     assert zygote(f"fill_until({n_mib})", 640)["result"] == n_mib
     assert classify(zygote(f"fill_until({n_mib + 256})", 640)) == "out_of_memory"
-
-
-def test_small_step_and_its_threads_run_under_a_tight_limit(zygote):
-    used_mib = zygote("None", 640)["used_mib"]
     assert zygote("use_threads()", int(used_mib) + 96)["result"] == 1.0
     assert "result" in zygote("train(4)", int(used_mib) + 256)
 
 
-def test_limit_below_the_use_at_start_is_out_of_memory_and_says_so(zygote):
+def test_limit_below_the_use_at_start_is_out_of_memory_and_workers_forked_under_one_have_it_too(zygote):
     said = zygote("None", 32)
     assert classify(said) == "out_of_memory"
     assert "set a limit above" in said["message"]
-
-
-def test_workers_forked_under_the_limit_have_it_too(zygote):
     assert zygote("fork_worker(32)", 640)["result"] == "fits"
     assert zygote("fork_worker(2000)", 640)["result"] == "RuntimeError"
 

@@ -2,18 +2,15 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
-from tests.faults.leftovers import count_descriptors, find_all, watch_leftovers
+from tests.faults.leftovers import count_descriptors, watch_zygote
 
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest
 from fulltilt.tuner.question.source import resolve_target
-from fulltilt.tuner.trials.process import Zygote
 from fulltilt.tuner.trials.target import ProcessTarget
 
-HERE = Path(__file__).parent
 WORKERS, LIMITED, HANGS = {"workers": 1}, {"limit_bytes": 768 * 2**20}, {"deadline_s": 1.5}
 
 CASES = [
@@ -60,45 +57,31 @@ CASES = [
 ]
 
 
-class Trials:
-    """Real trials from one zygote, in a folder for temporary files that is watched."""
-
-    def __init__(self, folder: Path, tmp: Path, mark: str):
-        self.folder, self.tmp, self.mark, self.n_run = folder, tmp, mark, 0
-        self.zygote = Zygote(folder / "zygote.log")
-
-    def run(self, name, *, workers=0, deadline_s=120.0, limit_bytes=None, **levers):
-        self.n_run += 1
-        usual = TrialRequest(
-            source=resolve_target(f"faulty_workloads:{name}").source, device="cpu", n_steps=1, deadline_s=deadline_s,
-            memory_limit_bytes=limit_bytes, max_measure_s=0.1,
-        )  # fmt: skip
-        target = ProcessTarget(usual, self.folder, zygote=self.zygote)
-        plan = default_plan({"batch_size": 16, "num_workers": workers, **levers})
-        return target(plan, id=f"t{self.n_run}", why="")
-
-    def find_leftovers(self) -> list[str]:
-        return find_all(self.mark, self.tmp, spare={self.zygote.pid})
-
-
 @pytest.fixture(scope="module")
-def trials(tmp_path_factory):
+def watched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trials")
     # What was compiled is kept between trials, on purpose.
-    with watch_leftovers(HERE, TORCHINDUCTOR_CACHE_DIR=str(folder / "compiled")) as (tmp, mark):
-        trials = Trials(folder, tmp, mark)
-        yield trials
-        trials.zygote.close()
-        assert trials.find_leftovers() == []
+    with watch_zygote(folder, TORCHINDUCTOR_CACHE_DIR=str(folder / "compiled")) as watched:
+        yield watched
+
+
+def run(zygote, folder, name, *, workers=0, deadline_s=120.0, limit_bytes=None):
+    usual = TrialRequest(
+        source=resolve_target(f"faulty_workloads:{name}").source, device="cpu", n_steps=1, deadline_s=deadline_s,
+        memory_limit_bytes=limit_bytes, max_measure_s=0.1,
+    )  # fmt: skip
+    target = ProcessTarget(usual, folder, zygote=zygote)
+    return target(default_plan({"batch_size": 16, "num_workers": workers}), id="t1", why="")
 
 
 @pytest.mark.parametrize(("name", "status", "words", "how"), CASES, ids=[f"{c[0]}-{'-'.join(c[3])}" for c in CASES])
-def test_a_real_trial_gets_its_status_and_leaves_nothing(trials, name, status, words, how):
-    trials.zygote.start()
+def test_a_real_trial_gets_its_status_and_leaves_nothing(watched, tmp_path, name, status, words, how):
+    zygote, find_leftovers = watched
+    zygote.start()
     n_open = count_descriptors(os.getpid())
-    trial = trials.run(name, **how)
+    trial = run(zygote, tmp_path, name, **how)
     assert (trial.status, words in (trial.reason or "")) == (status, True), trial.reason
-    assert trials.find_leftovers() == []
+    assert find_leftovers() == []
     assert count_descriptors(os.getpid()) <= n_open
 
 
@@ -107,7 +90,8 @@ def can_mount() -> bool:
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs leave to mount a /dev/shm of its own")
-def test_a_full_dev_shm_is_out_of_memory(trials):
-    trial = trials.run("fill_shared_memory", workers=2)
+def test_a_full_dev_shm_is_out_of_memory(watched, tmp_path):
+    zygote, find_leftovers = watched
+    trial = run(zygote, tmp_path, "fill_shared_memory", workers=2)
     assert trial.status == "out_of_memory", trial.reason
-    assert trials.find_leftovers() == []
+    assert find_leftovers() == []

@@ -52,7 +52,6 @@ def light_zygote(tmp_path):
 
 @pytest.fixture
 def run(zygote, tmp_path):
-    """Run one act in a trial process and return its outcome."""
     return _build_runner(zygote, tmp_path)
 
 
@@ -62,6 +61,8 @@ def run_light(light_zygote, tmp_path):
 
 
 def _build_runner(zygote, tmp_path):
+    """Build what runs one act in a trial process and returns its outcome."""
+
     def run_act(act: str, *, deadline_s=300.0, memory_limit_bytes=None, log_path=tmp_path / "t1.log", **details):
         request = TrialRequest(
             id="t1", source=build_source(act=act, **details), plan=default_plan({"batch_size": 8}), device="cpu",
@@ -89,7 +90,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.fixture
 def build_zygote_of(tmp_path, monkeypatch):
-    """A zygote whose preload is a module of this code."""
+    """Build a zygote whose preload is a module of this code."""
 
     def build(code: str) -> Zygote:
         (tmp_path / "its_preload.py").write_text(code)
@@ -112,38 +113,30 @@ def is_written(note: Path) -> bool:
     return note.exists() and len(note.read_text().split()) == 4
 
 
-def test_an_exception_is_the_reason_and_its_traceback_is_in_the_log(run):
-    outcome = run("raise_error", type="MemoryError", message="no room")
-    assert judge(outcome) == ("out_of_memory", "MemoryError: no room")
+def test_an_exception_is_the_reason_and_its_traceback_is_in_the_log_that_the_row_names(run):
+    outcome = run("raise_error", type="MemoryError", message="no room\nsecond line")
     log = outcome.log_path.read_text()
+    assert judge(outcome)[0] == "out_of_memory"
     assert "Traceback" in log
     assert "chaos_bodies.py" in log
+    trial = build_trial(default_plan(), outcome, id="t1", why="")
+    assert trial.reason == f"MemoryError: no room (log: {outcome.log_path})"
+    assert judge(run("leave_at_once", code=3))[0] == "error", "words of an earlier attempt do not reach this one"
 
 
 @pytest.mark.parametrize(
-    ("act", "details", "words"),
+    ("act", "details", "status", "words"),
     [
-        ("leave_at_once", {"code": 0}, "no result"),
-        ("send", {"number": int(signal.SIGKILL)}, "SIGKILL"),
-        ("send", {"number": int(signal.SIGABRT)}, "SIGABRT"),
-        ("send", {"number": int(signal.SIGTERM)}, "SIGTERM"),
+        ("leave_at_once", {"code": 0}, "error", "no result"),
+        *(("send", {"number": int(number)}, "error", number.name) for number in (signal.SIGABRT, signal.SIGTERM)),
+        ("print_and_finish", {"words": "ERROR: something harmless, CUDA error: out of memory"}, "ok", ""),
     ],
 )
-def test_a_sudden_end_is_an_error_that_says_how(run, act, details, words):
-    status, reason = judge(run(act, **details))
-    assert status == "error"
-    assert words in reason
-
-
-def test_a_child_that_prints_error_and_is_fine_is_ok(run):
-    outcome = run("print_and_finish", words="ERROR: something harmless, CUDA error: out of memory")
-    assert judge(outcome)[0] == "ok"
-    assert "ERROR: something harmless" in outcome.log_path.read_text()
-
-
-def test_words_of_an_earlier_attempt_do_not_reach_this_one(run):
-    run("raise_error", message="CUDA out of memory")
-    assert judge(run("leave_at_once", code=3))[0] == "error"
+def test_an_end_without_an_exception_says_how_and_printed_words_are_no_failure(run, act, details, status, words):
+    outcome = run(act, **details)
+    assert judge(outcome)[0] == status
+    assert words in (judge(outcome)[1] or "")
+    assert details.get("words", "") in outcome.log_path.read_text()
 
 
 def test_silence_after_the_first_steps_is_a_timeout(run, monkeypatch):
@@ -153,26 +146,14 @@ def test_silence_after_the_first_steps_is_a_timeout(run, monkeypatch):
     assert "no step done for" in reason
 
 
-def test_the_memory_watchdog_ends_a_trial_above_its_limit_and_names_the_part(run):
+def test_the_memory_watchdog_ends_a_trial_above_its_limit_alone_and_names_the_part(run):
     sizes = {"n_blocks": 20, "block_bytes": 64 * 2**20, "hold_s": 250}
     status, reason = judge(run("allocate", memory_limit_bytes=GIB, part="evaluation", **sizes))
     assert status == "out_of_memory"
     assert "limit is 1.00 GiB" in reason
     assert reason.endswith("in the part 'evaluation'")
-
-
-def test_a_trial_below_its_limit_is_left_alone(run):
     outcome = run("allocate", memory_limit_bytes=2 * GIB, n_blocks=2, block_bytes=64 * 2**20, pause_s=0.3)
     assert judge(outcome)[0] == "ok"
-
-
-def test_a_trial_process_starts_clean(run):
-    state = run("tell_state").reply["state"]
-    assert state["session"] == state["pid"]
-    signals = state["sigterm_default"], state["sigint_ignored"]
-    assert (*signals, state["stdin_empty"], state["trial"]) == (True, False, True, "t1")
-    assert state["tmpdir"] != tempfile.gettempdir()
-    assert state["n_descriptors"] <= 6  # three standard ones, answers, and two of the listing itself
 
 
 def test_tune_inside_a_trial_says_so(run):
@@ -181,15 +162,12 @@ def test_tune_inside_a_trial_says_so(run):
     assert "inside trial t1" in outcome.evidence.message
 
 
-def test_a_zygote_that_dies_is_started_again(run_light, tmp_path, light_zygote):
+def test_a_zygote_that_dies_is_started_again_once_for_a_trial(run_light, tmp_path, light_zygote):
     light_zygote.start()
     before = light_zygote.pid
     outcome = run_light("kill_zygote", marker=str(tmp_path / "marker"))
     assert judge(outcome)[0] == "ok"
     assert light_zygote.pid != before
-
-
-def test_a_zygote_that_dies_twice_is_an_error_and_the_next_trial_runs(run_light):
     status, reason = judge(run_light("kill_zygote"))
     assert status == "error"
     assert "SIGKILL, twice" in reason
@@ -304,26 +282,16 @@ def test_a_zygote_that_hangs_is_told_from_a_slow_one(build_zygote_of, monkeypatc
     assert zygote.pid is None
 
 
-@pytest.fixture
-def hanging_target(light_zygote, tmp_path):
-    """A target whose trials hang, with a deadline of their own that is far away."""
-    usual = TrialRequest(source=build_source(act="hang"), device="cpu", deadline_s=3600)
+def test_trials_and_facts_that_hang_end_with_the_budget_whatever_their_own_deadline(light_zygote, tmp_path):
+    source, plan = build_source(act="hang"), default_plan({"batch_size": 16})
+    usual = TrialRequest(source=source, device="cpu", deadline_s=3600)
     target = ProcessTarget(usual, tmp_path, zygote=light_zygote)
-    yield target
-    target.close()
-
-
-def test_a_trial_ends_with_the_budget_whatever_its_own_deadline(hanging_target):
-    hanging_target.end_s = time.monotonic() + 2.0
-    row = hanging_target(default_plan({"batch_size": 16}), id="t1", why="")
-    assert row.status == "timeout"
-    assert time.monotonic() >= hanging_target.end_s
-
-
-def test_facts_that_take_longer_than_the_budget_are_no_plan_and_say_so(hanging_target):
-    hanging_target.end_s = time.monotonic() + 2.0
+    target.end_s = time.monotonic() + 2.0
+    assert target(plan, id="t1", why="").status == "timeout"
+    assert time.monotonic() >= target.end_s
+    target.end_s = time.monotonic() + 2.0
     with pytest.raises(NoPlanError, match="budget was gone before the first run: building the workload took") as ended:
-        hanging_target.read_facts(default_plan({"batch_size": 1}))
+        target.read_facts(plan)
     assert ended.value.remedy == "give a larger --budget"
 
 
@@ -340,13 +308,17 @@ def test_a_zygote_that_starts_slower_than_the_budget_is_not_waited_for(build_zyg
     assert zygote.pid is None
 
 
-def test_the_zygote_has_one_thread_and_no_device_context(tmp_path):
+def test_the_zygote_has_one_thread_and_no_device_context_and_its_trials_start_clean(tmp_path):
     with Zygote(tmp_path / "zygote.log", body="trial_bodies:do") as full:
         state = _build_runner(full, tmp_path)("tell_state").reply["state"]
         seen = psutil.Process(full.pid)
         assert seen.num_threads() == 1
         assert not [file.path for file in seen.open_files() if file.path.startswith("/dev/nvidia")]
     assert (state["missing"], state["has_cuda_context"]) == ([], False)
+    assert (state["session"], state["trial"]) == (state["pid"], "t1")
+    assert (state["sigterm_default"], state["sigint_ignored"], state["stdin_empty"]) == (True, False, True)
+    assert state["tmpdir"] != tempfile.gettempdir()
+    assert state["n_descriptors"] <= 6  # three standard ones, answers, and two of the listing itself
 
 
 def test_the_zygote_ends_with_its_parent(tmp_path):
@@ -385,12 +357,6 @@ def test_a_log_that_cannot_be_written_is_a_storage_error(run, tmp_path):
     (tmp_path / "logs").write_text("a file where the folder should be")
     with pytest.raises(StorageError):
         run("finish", log_path=tmp_path / "logs" / "t1.log")
-
-
-def test_a_failed_row_names_its_log(run):
-    outcome = run("raise_error", message="first line\nsecond line")
-    trial = build_trial(default_plan(), outcome, id="t1", why="")
-    assert trial.reason == f"RuntimeError: first line (log: {outcome.log_path})"
 
 
 def test_a_full_disk_stops_the_search_and_loses_no_row(tmp_path):

@@ -12,11 +12,11 @@ import sys
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+from train_slowly import say
 
 from fulltilt.config import config_from_values
 from fulltilt.engine.loop.train import train
 from fulltilt.hardware import read_rss_bytes
-from fulltilt.records import Event, Noted, Replanned, StepsDone
 from fulltilt.tasks import Workload
 
 WIDTH = 250_000  # floats that a sample is spread over: 64 MB for a batch of 64
@@ -34,15 +34,6 @@ class Spread(nn.Module):
 def build_points() -> TensorDataset:
     x = torch.linspace(-1, 1, 128).unsqueeze(1)
     return TensorDataset(x, 0.3 * x)
-
-
-def say(event: Event) -> None:
-    if isinstance(event, StepsDone):
-        print(f"step {event.step} loss {event.loss!r}", flush=True)
-    elif isinstance(event, Replanned):
-        print(f"replanned {event.batch_size} {event.accumulate}", flush=True)
-    elif isinstance(event, Noted):
-        print(event.message, flush=True)
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from fulltilt.config import config_from_values
 from fulltilt.engine.loop.train import train
 from fulltilt.errors import FulltiltError
 from fulltilt.listeners import CsvLog, EventLog
-from fulltilt.records import Event, Noted, StepsDone
+from fulltilt.records import Event, Noted, Replanned, StepsDone
 from fulltilt.tasks import Workload
 
 N_STEPS = 4 * 16  # epochs × steps
@@ -56,7 +56,9 @@ def build_model(n_weights: int) -> nn.Module:
 
 def say(event: Event) -> None:
     if isinstance(event, StepsDone):
-        print(f"step {event.step}", flush=True)
+        print(f"step {event.step} loss {event.loss!r}", flush=True)
+    elif isinstance(event, Replanned):
+        print(f"replanned {event.batch_size} {event.accumulate}", flush=True)
     elif isinstance(event, Noted):
         print(event.message, flush=True)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._shared import build_console, check_at_least, show_progress
 from fulltilt.errors import UsageError
@@ -101,21 +102,20 @@ def add_prepare_text(actions: argparse._SubParsersAction) -> None:
     prepare.set_defaults(run=_run_prepare_text)
 
 
+def _write(write: Callable[..., Any], args: argparse.Namespace, title: str, *names: str, **renamed: str) -> Any:
+    """Call ``write`` with the arguments of these names, and of other names on the command line, and show progress."""
+    flags = dict(zip(names, names, strict=True)) | renamed | {"force": "force"}
+    with show_progress(title) as progress:
+        return write(**{name: getattr(args, flag) for name, flag in flags.items()}, progress=progress)
+
+
 def _run_make(args: argparse.Namespace) -> int:
     check_at_least(args, "--n-samples", 1)
     check_at_least(args, "--n-sensors", 1)
     from fulltilt.data import make_sensor_hdf5
 
-    with show_progress(f"writing {args.path}") as progress:
-        make_sensor_hdf5(
-            args.path,
-            n_samples=args.n_samples,
-            n_sensors=args.n_sensors,
-            seed=args.seed,
-            with_info=args.with_info,
-            force=args.force,
-            progress=progress,
-        )
+    names = ("path", "n_samples", "n_sensors", "seed", "with_info")
+    _write(make_sensor_hdf5, args, f"writing {args.path}", *names)
     build_console().print(
         f"{args.path}: {args.n_samples:,} synthetic events of {args.n_sensors:,} sensors, "
         f"{format_bytes(Path(args.path).stat().st_size)}",
@@ -129,16 +129,8 @@ def _run_make_stl10(args: argparse.Namespace) -> int:
         check_at_least(args, flag, 1)
     from fulltilt.data import make_stl10
 
-    with show_progress(f"writing {args.target}") as progress:
-        made = make_stl10(
-            args.source,
-            args.target,
-            size=args.size,
-            n_labelled=args.labelled,
-            limit=args.limit,
-            force=args.force,
-            progress=progress,
-        )
+    names = ("source", "target", "size", "limit")
+    made = _write(make_stl10, args, f"writing {args.target}", *names, n_labelled="labelled")
     n_bytes = sum(path.stat().st_size for path in Path(args.target).glob("*.bin"))
     build_console().print(
         f"{args.target}: {made.n_train:,} labelled, {made.n_unlabeled:,} unlabelled and {made.n_test:,} test images of "
@@ -151,16 +143,8 @@ def _run_repack(args: argparse.Namespace) -> int:
     check_at_least(args, "--chunk-rows", 1)
     from fulltilt.data import repack_hdf5
 
-    with show_progress(f"writing {args.target}, then reading it back") as progress:
-        done = repack_hdf5(
-            args.source,
-            args.target,
-            datasets=args.dataset,
-            chunk_rows=args.chunk_rows,
-            compression=args.compression,
-            force=args.force,
-            progress=progress,
-        )
+    title, names = f"writing {args.target}, then reading it back", ("source", "target", "chunk_rows", "compression")
+    done = _write(repack_hdf5, args, title, *names, datasets="dataset")
     build_console().print(
         f"{args.target}: {_describe_rows(done)}, {format_bytes(done.target_bytes)} "
         f"({args.source}: {format_bytes(done.source_bytes)}); every row was read back and is equal "
@@ -184,17 +168,8 @@ def _run_prepare_text(args: argparse.Namespace) -> int:
         raise UsageError(f"--val-share {args.val_share:g} is not a share: 0 or more, and below 1")
     from fulltilt.data import prepare_text
 
-    with show_progress("counting words, then writing them") as progress:
-        done = prepare_text(
-            args.files,
-            args.folder,
-            vocab_size=args.vocabulary,
-            val_share=args.val_share,
-            val_file=args.val,
-            tokenizer=args.tokenizer,
-            force=args.force,
-            progress=progress,
-        )
+    title, names = "counting words, then writing them", ("files", "folder", "val_share", "tokenizer")
+    done = _write(prepare_text, args, title, *names, vocab_size="vocabulary", val_file="val")
     build_console().print(
         f"{done.folder}: {done.n_train:,} tokens for training, {done.n_val:,} for validation, as {done.dtype}; "
         f"a vocabulary of {done.n_words:,} with <unk>, {done.n_distinct:,} distinct words in the training text, "

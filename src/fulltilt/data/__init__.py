@@ -19,7 +19,6 @@ from fulltilt.data.images.cifar10 import cifar10
 from fulltilt.data.images.digits import digits
 from fulltilt.data.images.image_folder import image_folder
 from fulltilt.data.images.make_stl10 import make_stl10
-from fulltilt.data.images.raw_images import RawImages
 from fulltilt.data.images.stl10 import stl10
 from fulltilt.data.loading.block_sampler import BlockSampler
 from fulltilt.data.loading.loader import build_loader
@@ -34,7 +33,7 @@ from fulltilt.data.tables.hdf5_inspect import inspect_hdf5
 from fulltilt.data.tables.hdf5_repack import repack_hdf5
 from fulltilt.data.text.prepare import prepare_text
 from fulltilt.data.text.text import text
-from fulltilt.data.transforms.batch_transform import BatchTransform, find_transforms
+from fulltilt.data.transforms.batch_transform import BatchTransform, find_transforms, take_raw
 from fulltilt.data.transforms.mixing import build_mix
 from fulltilt.data.transforms.pipeline import TRANSFORMS, Pipeline, build_pipeline
 

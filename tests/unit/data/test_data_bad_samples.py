@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from data_cases import write_hdf5, write_images
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import ChainDataset, Dataset
 
 from fulltilt.config import config_from_values, parse_on_bad_sample
 from fulltilt.data import DATASETS, build_loader
@@ -97,9 +97,11 @@ def test_a_bad_image_stops_by_name_or_is_replaced_within_its_batch(tmp_path, wor
     assert str(bad) in told
 
 
-def test_the_last_of_a_batch_is_replaced_by_its_first():
+def test_the_last_of_a_batch_is_replaced_by_its_first_and_a_batch_without_a_readable_one_is_an_error():
     loader = make_loader(Numbers({7, 6}), limit=5)
     assert next(iter(loader))[1].tolist() == [0, 1, 2, 3, 4, 5, 0, 0]
+    with pytest.raises(DataError, match="no sample of a batch of 4 can be read: sample 0 of Numbers, sample 1"):
+        list(make_loader(Numbers(range(4)), limit=10, batch_size=4))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -109,12 +111,7 @@ def test_more_than_the_limit_stop_the_run_and_are_named(workers):
         read_all(loader)
 
 
-def test_a_batch_without_a_readable_sample_is_an_error():
-    with pytest.raises(DataError, match="no sample of a batch of 4 can be read: sample 0 of Numbers, sample 1"):
-        list(make_loader(Numbers(range(4)), limit=10, batch_size=4))
-
-
-def test_an_error_of_the_batch_and_not_of_a_sample_is_not_hidden():
+def test_an_error_of_the_batch_is_not_hidden_and_a_stream_has_no_samples_to_skip():
     class Ragged(Numbers):
         def __getitem__(self, index):
             return torch.zeros(1 + index % 2), torch.tensor(index)
@@ -124,6 +121,8 @@ def test_an_error_of_the_batch_and_not_of_a_sample_is_not_hidden():
                 raise ValueError("only one at a time")
             return [self[index] for index in indices]
 
+    with pytest.raises(DataError, match="ChainDataset streams; use stop"):
+        make_loader(ChainDataset([]), limit=3)
     loader = make_loader(Ragged(), limit=10)
     with pytest.raises(ValueError, match="one at a time"):
         list(loader)
@@ -146,27 +145,19 @@ def test_a_damaged_row_of_a_compressed_file_is_named_by_its_number(tmp_path):
     assert f"row 5 of {path}" in loader.dataset.bad_samples.describe("training")
 
 
-def test_a_run_tells_what_it_left_out_at_the_end_of_the_epoch(tmp_path):
-    folder = make_folder(tmp_path / "images")
-    cut(folder / "train" / "dogs" / "01.jpg")
-    cut(folder / "val" / "cats" / "00.jpg")
-    result = train_on(folder, tmp_path / "run", epochs=2, on_bad_sample="skip(limit=1)")
-    told = [note for note in result.notes if "could not be read" in note]
-    assert result.reason == "finished"
-    assert [note.split(" samples")[0] for note in told] == ["1 of 24 training", "1 of 24 validation"]
-    assert "dogs/01.jpg" in told[0]
-    assert "cats/00.jpg" in told[1]
-
-
-def test_a_run_that_stopped_at_a_bad_sample_goes_on_with_the_other_policy(tmp_path):
+def test_a_run_that_stopped_at_a_bad_sample_goes_on_with_the_other_policy_and_tells_what_it_left_out(tmp_path):
     folder = make_folder(tmp_path / "images")
     train_on(folder, tmp_path / "run", epochs=1)
     cut(folder / "train" / "dogs" / "01.jpg")
     with pytest.raises(DataError, match=r"dogs/01\.jpg cannot be decoded"):
         train_on(folder, tmp_path / "run", epochs=2, resume=True)
-    result = train_on(folder, tmp_path / "run", epochs=2, resume=True, on_bad_sample="skip")
+    cut(folder / "val" / "cats" / "00.jpg")
+    result = train_on(folder, tmp_path / "run", epochs=2, resume=True, on_bad_sample="skip(limit=1)")
+    told = [note for note in result.notes if "could not be read" in note]
     assert result.reason == "finished"
-    assert any("dogs/01.jpg" in note for note in result.notes)
+    assert [note.split(" samples")[0] for note in told] == ["1 of 24 training", "1 of 24 validation"]
+    assert "dogs/01.jpg" in told[0]
+    assert "cats/00.jpg" in told[1]
 
 
 @pytest.mark.parametrize(
@@ -183,15 +174,6 @@ def test_what_reads_all_samples_beforehand_says_that_it_skips_none(tmp_path, rea
     cut(folder / "train" / "cats" / "03.jpg")
     with pytest.raises(DataError, match=rf"03\.jpg cannot be decoded.*skip does not reach {words}"):
         read(dataset)
-
-
-def test_a_stream_has_no_samples_to_skip():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            yield torch.zeros(1), torch.zeros(1)
-
-    with pytest.raises(DataError, match="Stream streams; use stop"):
-        make_loader(Stream(), limit=3)
 
 
 def test_marks_are_read_while_four_processes_set_them():

@@ -100,14 +100,6 @@ def test_a_step_of_the_users_own_keeps_the_pipeline_in_the_loader():
         build_run(config, plan_of(config), device="cpu")
 
 
-def test_the_search_offers_the_device_where_there_is_one_and_a_pipeline():
-    offers = load_catalogue()["transforms"].candidates
-    assert offers(Facts(device_type="cuda", transforms="pipeline")) == ("loader", "device")
-    assert offers(Facts(device_type="cuda", transforms="own")) == ("loader",)
-    assert offers(Facts(device_type="cpu", transforms="pipeline")) == ("loader",)
-    assert offers(Facts(device_type="cuda")) == ("loader",)
-
-
 def train_losses(config, n_epochs=1):
     losses = []
     with build_run(config, plan_of(config), device="cpu") as run:
@@ -137,11 +129,13 @@ def test_random_transforms_on_the_device_follow_the_seed_of_the_run_and_never_re
         assert torch.equal(loader.transform(images), build_pipeline(PLAIN)(images))
 
 
-def test_images_leave_in_the_memory_format_of_the_run():
+def test_images_leave_in_the_memory_format_of_the_run_and_a_batch_that_is_no_pair_is_refused():
     transform = BatchTransform(build_pipeline("random_flip"), memory_format=torch.channels_last)
     out, _ = transform((make_images(4, 3), torch.zeros(4)), torch.Generator())
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert out.dtype == torch.float32
+    with pytest.raises(DataError, match="a batch is 3 parts"):
+        BatchTransform(None)((torch.rand(2), torch.rand(2), torch.rand(2)), torch.Generator())
 
 
 # Inductor imports a part of torch that uses torch's own deprecated decorator.
@@ -182,12 +176,7 @@ def test_a_pipeline_that_does_not_compile_goes_on_without_and_says_so(monkeypatc
     assert "could not be compiled and run as they are (an operator that no graph can hold" in notes[0]
 
 
-def test_a_batch_that_is_no_pair_is_refused():
-    with pytest.raises(DataError, match="a batch is 3 parts"):
-        BatchTransform(None)((torch.rand(2), torch.rand(2), torch.rand(2)), torch.Generator())
-
-
-def test_a_folder_is_decoded_once_when_it_is_placed_in_memory(tmp_path):
+def test_a_folder_is_decoded_once_when_it_is_placed_in_memory_or_names_what_is_of_another_size(tmp_path):
     folder = write_images(tmp_path, {"a": (20, 30), "b": (25, 16)})
     dataset = DATASETS["image_folder"](path=str(folder), transform="resize(12) | random_flip(1.0)", val_fraction=0.25)
     assert find_placements(dataset) == ("stream", "ram", "device")
@@ -199,13 +188,28 @@ def test_a_folder_is_decoded_once_when_it_is_placed_in_memory(tmp_path):
         file.unlink()
     assert loader.dataset.source.placement == "ram"
     assert_equal(loader, [expected])
-
-
-def test_a_folder_of_many_sizes_cannot_be_held_and_names_the_file(tmp_path):
-    folder = write_images(tmp_path, {"a": (20, 30), "b": (25, 16)})
+    folder = write_images(tmp_path / "again", {"a": (20, 30), "b": (25, 16)})
     dataset = DATASETS["image_folder"](path=str(folder), transform="random_resized_crop(8)")
     with pytest.raises(DataError, match=r"b/\d+\.png is 16 × 25 pixels and the first image 30 × 20 pixels"):
         dataset.hold(torch.device("cpu"))
+
+
+HELD = {"placements": ("stream", "ram", "device"), "is_held": True, "data_bytes": 1, "free_ram_bytes": 100}
+
+
+@pytest.mark.parametrize(
+    ("lever", "device", "facts", "expected"),
+    [
+        ("transforms", "cuda", {"transforms": "pipeline"}, ("loader", "device")),
+        ("transforms", "cuda", {"transforms": "own"}, ("loader",)),
+        ("transforms", "cpu", {"transforms": "pipeline"}, ("loader",)),
+        ("transforms", "cuda", {}, ("loader",)),
+        ("placement", "cpu", HELD, ("stream",)),  # where they lie already
+        ("placement", "cuda", {"free_device_bytes": 100, **HELD}, ("stream", "ram", "device")),
+    ],
+)
+def test_the_search_offers_what_a_device_and_a_pipeline_allow(lever, device, facts, expected):
+    assert load_catalogue()[lever].candidates(Facts(device_type=device, **facts)) == expected
 
 
 def test_rows_on_the_device_need_their_transforms_there():
@@ -213,13 +217,6 @@ def test_rows_on_the_device_need_their_transforms_there():
     obstacles = find_obstacles(default_plan({"placement": "device"}), facts)
     assert "set transforms to device" in obstacles[0]
     assert find_obstacles(default_plan({"placement": "device", "transforms": "device"}), facts) == []
-
-
-def test_images_in_memory_are_not_offered_to_memory_again_without_a_gpu():
-    offers = load_catalogue()["placement"].candidates
-    given = {"placements": ("stream", "ram", "device"), "is_held": True, "data_bytes": 1, "free_ram_bytes": 100}
-    assert offers(Facts(device_type="cpu", **given)) == ("stream",)
-    assert offers(Facts(device_type="cuda", free_device_bytes=100, **given)) == ("stream", "ram", "device")
 
 
 @pytest.mark.parametrize("mix", ["mixup(alpha=1)", "cutmix"])

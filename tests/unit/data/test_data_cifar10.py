@@ -14,7 +14,7 @@ from PIL import Image
 
 from fulltilt.data import DATASETS
 from fulltilt.data.images.cifar10_formats import CLASSES
-from fulltilt.data.images.decoded_cache import _drop_oldest, write_cached
+from fulltilt.data.images.decoded_cache import write_cached
 from fulltilt.errors import DataError
 
 cifar10 = DATASETS["cifar10"]
@@ -120,38 +120,28 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path, monkeyp
     assert len(cifar10("val", path=str(write_folders(tmp_path / "images", n=1)))) == 10
 
 
-def write_cache(own_cache):
-    """Eleven entries, the oldest first."""
-    for number in range(11):
-        write_cached(f"f{number:02}", np.zeros((1, 3, 2, 2), np.uint8), np.zeros(1, np.int64))
-        os.utime(own_cache / "fulltilt" / "decoded" / f"images-f{number:02}.npz", (number, number))
-
-
-def test_the_cache_keeps_the_newest_files_only(own_cache):
-    write_cache(own_cache)
-    kept = sorted(file.stem for file in own_cache.rglob("*.npz"))
-    assert len(kept) == 8
-    assert kept[-1] == "images-f10"
-    assert "images-f00" not in kept
-
-
-def test_a_file_that_another_process_drops_does_not_end_the_dropping(own_cache, monkeypatch):
+@pytest.mark.parametrize("vanishing", [None, 5])
+def test_the_cache_keeps_the_newest_files_also_where_another_process_drops_one_meanwhile(
+    own_cache, monkeypatch, vanishing
+):
     folder = own_cache / "fulltilt" / "decoded"
     folder.mkdir(parents=True)
-    for number in range(11):
-        (folder / f"images-f{number:02}.npz").touch()
-        os.utime(folder / f"images-f{number:02}.npz", (number, number))
+    files = [folder / f"images-f{number:02}.npz" for number in range(11)]
+    for number, file in enumerate(files):
+        file.touch()
+        os.utime(file, (number, number))
     stat = Path.stat
 
     def vanish(path, **options):
-        if path.name == "images-f05.npz":
+        if vanishing is not None and path == files[vanishing]:
             path.unlink(missing_ok=True)
         return stat(path, **options)
 
-    monkeypatch.setattr(Path, "stat", vanish)
-    _drop_oldest(folder)
-    monkeypatch.undo()
-    assert sorted(file.stem for file in own_cache.rglob("*.npz"))[0] == "images-f02"
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", vanish)
+        write_cached("newest", np.zeros((1, 3, 2, 2), np.uint8), np.zeros(1, np.int64))
+    kept = sorted(file.stem for file in folder.iterdir())
+    assert (len(kept), kept[0], kept[-1]) == (8, "images-f04" if vanishing is None else "images-f03", "images-newest")
 
 
 def test_limit_keeps_images_from_everywhere(tmp_path):

@@ -25,10 +25,7 @@ from fulltilt.hardware import Filesystem
 
 hdf5 = DATASETS["hdf5"]
 
-LAYOUTS = {
-    "contiguous": {},
-    "compressed": {"chunks": (8, 3, 4), "compression": "gzip", "shuffle": True},
-}
+COMPRESSED = {"chunks": (8, 3, 4), "compression": "gzip", "shuffle": True}
 
 
 def write_file(path, n=50, dtype="f4", labels=None, **layout):
@@ -59,16 +56,12 @@ def test_a_file_behind_a_user_block_and_one_of_the_newest_format(tmp_path, chunk
     assert inputs.tolist() == [[57, 58, 59], [0, 1, 2]]
 
 
-@pytest.mark.parametrize(("labels", "expected"), [(None, (5, ())), (np.zeros((50, 6), "f4"), (None, (6,)))])
-def test_classes_are_counted_and_shapes_described(tmp_path, labels, expected):
-    write_file(tmp_path / "f.h5", labels=labels)
-    dataset = hdf5(path=str(tmp_path / "f.h5"))
-    assert (dataset.name, dataset.sample_shape) == ("hdf5", (3, 4))
-    assert (dataset.n_classes, dataset.target_shape) == expected
-
-
-def test_splits_cover_the_file_without_overlap_and_datasets_may_lie_in_groups(tmp_path):
+def test_splits_cover_the_file_without_overlap_and_are_described(tmp_path):
     write_file(tmp_path / "f.h5")
+    write_file(tmp_path / "many.h5", labels=np.zeros((50, 6), "f4"))
+    found = [hdf5(path=str(tmp_path / name)) for name in ("f.h5", "many.h5")]
+    described = [(one.name, one.sample_shape, one.n_classes, one.target_shape) for one in found]
+    assert described == [("hdf5", (3, 4), 5, ()), ("hdf5", (3, 4), None, (6,))]
     write_hdf5(tmp_path / "g.h5", **{"a/x": np.zeros((10, 1)), "a/y": np.arange(10)})
     named = hdf5(path=str(tmp_path / "g.h5"), inputs="a/x", targets="a/y", val_fraction=0)
     assert named[-1][1] == 9
@@ -90,7 +83,7 @@ def test_image_transforms_apply_to_pixels(tmp_path):
 
 def test_a_worker_opens_each_dataset_once_whatever_it_reads(tmp_path, monkeypatch):
     """Opening the file for each sample is what makes HDF5 slow in most training loops."""
-    write_file(tmp_path / "f.h5", n=400, labels=np.arange(400), **LAYOUTS["compressed"])
+    write_file(tmp_path / "f.h5", n=400, labels=np.arange(400), **COMPRESSED)
     dataset = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0)
     notes, open_file = tmp_path / "opened", h5py.File
 
@@ -108,8 +101,8 @@ def test_a_worker_opens_each_dataset_once_whatever_it_reads(tmp_path, monkeypatc
     assert set(counts.values()) == {sum(isinstance(source, LibraryRows) for source in dataset.sources)}
 
 
-def test_no_open_hdf5_handle_crosses_a_fork(tmp_path):
-    write_file(tmp_path / "f.h5", **LAYOUTS["compressed"])
+def test_no_open_hdf5_handle_crosses_a_fork_or_lies_in_a_pickle(tmp_path):
+    x = write_file(tmp_path / "f.h5", **COMPRESSED)
     dataset = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0)
     dataset.sources = tuple(LibraryRows(layout) for layout in dataset.layouts)
     dataset.get_batch([0])
@@ -124,25 +117,18 @@ def test_no_open_hdf5_handle_crosses_a_fork(tmp_path):
     assert parent.recv() == (0, [2]), "no handle was inherited"
     process.join()
     assert dataset.get_batch([3])[1].tolist() == [3]
+    data = pickle.dumps(dataset)
+    assert len(data) < 3000
+    assert np.array_equal(pickle.loads(data).get_batch([9])[0].numpy(), x[[9]])
 
 
 def count_descriptors(path):
     return [file.path for file in psutil.Process().open_files()].count(str(path))
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "compressed"])
-def test_pickling_drops_handles(tmp_path, layout):
-    x = write_file(tmp_path / "f.h5", **LAYOUTS[layout])
-    dataset = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0)
-    dataset.get_batch([1])
-    data = pickle.dumps(dataset)
-    assert len(data) < 3000
-    assert np.array_equal(pickle.loads(data).get_batch([9])[0].numpy(), x[[9]])
-
-
 def test_runs_of_neighbours_are_read_together():
-    _, runs = plan_runs([9, 3, 4, 5, 20, 3])
-    assert [(first, places.tolist()) for first, places in runs] == [(3, [1]), (3, [5, 2, 3]), (9, [0]), (20, [4])]
+    runs = [(rows.tolist(), places.tolist()) for rows, places in plan_runs([9, 3, 4, 5, 20, 3])]
+    assert runs == [([3], [1]), ([3, 4, 5], [5, 2, 3]), ([9], [0]), ([20], [4])]
 
 
 def test_a_chunk_is_decompressed_once_per_batch(tmp_path, monkeypatch):
@@ -156,14 +142,6 @@ def test_a_chunk_is_decompressed_once_per_batch(tmp_path, monkeypatch):
     monkeypatch.setattr(h5py.Dataset, "__getitem__", note)
     rows.read([1, 40, 3, 44, 15, 33])
     assert reads == [slice(1, 16), slice(33, 45)]
-
-
-def test_a_compressed_file_cut_while_in_use_is_said_so(tmp_path):
-    write_file(tmp_path / "f.h5", n=4000, **LAYOUTS["compressed"])
-    dataset = hdf5(path=str(tmp_path / "f.h5"), val_fraction=0)
-    os.truncate(tmp_path / "f.h5", 20_000)
-    with pytest.raises(DataError, match=r"f\.h5.*cannot be"):
-        dataset.get_batch([3999, 2000, 3998])
 
 
 INDICES = [3, 4, 5, 30, 1, 40, 0, 2, 7, 7]
@@ -297,6 +275,11 @@ def test_a_file_cut_before_or_after_it_was_mapped_is_said_so(tmp_path, chunks):
     for rows in (before, after):
         with pytest.raises(DataError, match=r"f\.h5 was cut: 20,000 bytes are there and /x reaches to"):
             rows.read([4000])
+    write_file(tmp_path / "g.h5", n=4000, **COMPRESSED)
+    dataset = hdf5(path=str(tmp_path / "g.h5"), val_fraction=0)
+    os.truncate(tmp_path / "g.h5", 20_000)
+    with pytest.raises(DataError, match=r"g\.h5.*cannot be"):
+        dataset.get_batch([3999, 2000, 3998])
 
 
 def test_a_file_replaced_while_in_use_is_read_on_as_it_was(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fulltilt.data import DATASETS, build_loader
+from fulltilt.data import DATASETS, build_loader, take_raw
 from fulltilt.data.images.image_sets import decode_image
 from fulltilt.errors import DataError
 
@@ -67,16 +67,13 @@ def test_modes_and_palettes_become_what_was_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_sixteen_bits_keep_their_brightness(tmp_path, suffix):
+def test_sixteen_bits_keep_their_brightness_and_numbers_without_a_known_white_are_refused(tmp_path, suffix):
     """Pillow's own conversion cuts them off at 255: white"""
     values = np.array([[0, 257 * 100, 257 * 200 + 128], [65_535, 128, 129]], dtype=np.uint16)
     Image.fromarray(values).save(tmp_path / f"x.{suffix}")
     gray = decode_image(tmp_path / f"x.{suffix}", mode="L")
     assert gray.tolist() == [[[0, 100, 200], [255, 0, 1]]]
     assert torch.equal(decode_image(tmp_path / f"x.{suffix}"), gray.expand(3, 2, 3))
-
-
-def test_numbers_without_a_known_white_are_refused_by_name(tmp_path):
     Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(tmp_path / "x.tif")
     with pytest.raises(DataError, match=r"x.tif holds numbers of Pillow's mode F.*8 or 16 bits"):
         decode_image(tmp_path / "x.tif")
@@ -89,13 +86,10 @@ def test_images_of_different_sizes_load_with_a_resize_and_are_named_without(tmp_
     loader = build_loader(dataset, batch_size=20, shuffle=True, drop_last=False, options={"num_workers": 1})
     assert next(iter(loader))[0].shape == (20, 3, 8, 8)
     plain = image_folder(path=str(tmp_path), val_fraction=0.01)
-    with pytest.raises(DataError, match="differ in shape"):
-        plain.get_batch(range(len(plain)))
-
-
-def test_dataset_survives_pickling(tmp_path):
-    dataset = image_folder(path=str(make_flat(tmp_path)), transform="resize(4) | random_flip")
     assert torch.equal(pickle.loads(pickle.dumps(dataset))[0][0], dataset[0][0])
+    for shapeless in (plain, take_raw(dataset)):
+        with pytest.raises(DataError, match=r"differ in shape.*make-stl10"):
+            shapeless.get_batch(range(len(plain)))
 
 
 @pytest.mark.parametrize("content", [b"not an image", b"", None])
@@ -118,20 +112,22 @@ def test_a_folder_whose_first_images_are_all_damaged_says_how_many(tmp_path):
         image_folder(path=str(tmp_path))
 
 
-def test_bad_folders(tmp_path):
-    with pytest.raises(DataError, match="is not a folder"):
-        image_folder(path=str(tmp_path / "no"))
-    with pytest.raises(DataError, match="no class folders"):
-        image_folder(path=str(tmp_path))
-    make_flat(tmp_path / "x", 2)
-    (tmp_path / "x" / "empty").mkdir()
-    with pytest.raises(DataError, match="empty holds no images"):
-        image_folder(path=str(tmp_path / "x"))
-    make_flat(tmp_path / "y" / "train", 2)
-    with pytest.raises(DataError, match=r"has train/ and no val"):
-        image_folder(path=str(tmp_path / "y"))
-    write_image(tmp_path / "y" / "val" / "plums" / "a.png", 0)
-    with pytest.raises(DataError, match="lacks: plums"):
-        image_folder("val", path=str(tmp_path / "y"))
-    with pytest.raises(DataError, match=r"val_fraction 1\.5"):
-        image_folder(path=str(make_flat(tmp_path / "z")), val_fraction=1.5)
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("no", {}, "is not a folder"),
+        ("bare", {}, "no class folders"),
+        ("hollow", {}, "empty holds no images"),
+        ("half", {}, r"has train/ and no val"),
+        ("unlike", {"split": "val"}, "lacks: plums"),
+        ("flat", {"val_fraction": 1.5}, r"val_fraction 1\.5"),
+    ],
+)
+def test_folders_that_are_none(tmp_path, name, options, words):
+    for folder in ("flat", "hollow", "half/train", "unlike/train"):
+        make_flat(tmp_path / folder, 1)
+    for folder in ("bare", "hollow/empty"):
+        (tmp_path / folder).mkdir()
+    write_image(tmp_path / "unlike" / "val" / "plums" / "a.png", 0)
+    with pytest.raises(DataError, match=words):
+        image_folder(path=str(tmp_path / name), **options)

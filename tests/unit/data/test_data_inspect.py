@@ -64,16 +64,25 @@ def test_every_way_of_reading_is_timed_over_rows_that_were_read(path):
     assert reports["whole"].rates == ()
 
 
-def test_a_file_that_is_slow_gets_a_repack_that_was_tried_into_a_new_file_where_it_helps(path, monkeypatch):
+def test_a_slow_file_gets_a_repack_that_was_tried_and_no_factor_where_a_cache_may_hold_it(path, monkeypatch):
     for number in ("", "-2"):
         path.with_name(f"f.repacked{number}.h5").touch()
     monkeypatch.setattr(hdf5_inspect, "_WORTH", 0.0)  # a busy machine may read the repacked sample slower than the file
     report = inspect(path, "packed")["packed"]
+    assert report.repacked_sample_rows == 1000, "all there are"
+    assert "cannot be told from less than 64 MiB" in report.advice
+    assert " rows was read " not in report.advice
     assert "both warm, out of the page cache, " in report.advice
     assert f"{report.warm_random_rows_per_s:,.0f}" in report.advice
     assert f"→ {report.repacked_random_rows_per_s:,.0f}" in report.advice
     assert "takes 250 times its bytes through shuffle + gzip" in report.advice
     assert report.command == f"fulltilt data repack {path} {path.with_name('f.repacked-3.h5')} --dataset packed"
+    assert hdf5_inspect.SAMPLE_BYTES > hdf5_inspect.SMALL_BYTES
+    monkeypatch.setattr(hdf5_inspect, "SMALL_BYTES", 1000 * 1024)
+    monkeypatch.setattr(hdf5_inspect, "SAMPLE_BYTES", 500 * 1024)
+    report = inspect(path, "packed")["packed"]
+    gain = report.repacked_random_rows_per_s / report.warm_random_rows_per_s
+    assert f"a sample of 500 rows was read {gain:,.{0 if gain >= 10 else 1}f} times as fast" in report.advice
     monkeypatch.setattr(hdf5_inspect, "_WORTH", 1e9)
     report = inspect(path, "packed")["packed"]
     assert report.command is None
@@ -93,13 +102,7 @@ def test_what_could_not_be_measured_says_why(path, cold):
         assert missing, "a tenth of a millisecond is too little for an interval of each"
 
 
-def test_a_dataset_that_was_read_to_its_end_is_told_from_one_that_was_not():
-    rate = hdf5_rates.Rate(access="random", rows_per_s=1.0, rows_per_s_ci95=None, n_rows=5, rows_a_read=5, seconds=0.5)
-    assert "--batch-size" in hdf5_inspect._explain_intervals({"x": rate}, 1.0)["x_ci95"]
-    assert "--seconds" in hdf5_inspect._explain_intervals({"x": rate}, 0.5)["x_ci95"]
-
-
-def test_a_rate_has_the_interval_over_the_parts_of_its_measurement():
+def test_a_rate_has_the_interval_over_the_parts_of_its_measurement_or_says_why_not():
     rate = hdf5_rates._run("random", lambda rows: None, itertools.repeat(np.arange(10)), 1e9, 120)
     low, high = rate.rows_per_s_ci95
     assert rate.n_rows == 120
@@ -107,9 +110,8 @@ def test_a_rate_has_the_interval_over_the_parts_of_its_measurement():
     assert str(rate).startswith(f"{rate.rows_per_s:,.0f} ± ")
     rate = hdf5_rates._run("random", lambda rows: None, itertools.repeat(np.arange(10)), 1e-9, None)
     assert (rate.rows_per_s_ci95, str(rate)) == (None, f"{rate.rows_per_s:,.0f}"), "one read"
-
-
-def test_the_interval_is_as_wide_as_the_parts_differ():
+    assert "--batch-size" in hdf5_inspect._explain_intervals({"x": rate}, 1.0)["x_ci95"], "it was read to its end"
+    assert "--seconds" in hdf5_inspect._explain_intervals({"x": rate}, rate.seconds)["x_ci95"]
     even = [(n * 100, n * 0.1) for n in range(6)]
     assert hdf5_rates._compute_interval(even) == pytest.approx((1000.0, 1000.0))
     low, high = hdf5_rates._compute_interval([(0, 0.0), (100, 0.1), (200, 0.3), (300, 0.4), (310, 0.41)])
@@ -151,6 +153,8 @@ def test_a_batch_that_would_take_too_long_is_made_smaller(path):
 
     rate = hdf5_rates.measure_rate("random", find_layouts(path, ["whole"])[0], SlowRows(), 100, 0.02, False)
     assert rate.rows_a_read <= 40
+    with pytest.raises(UsageError, match="batch_size 0"):
+        inspect_hdf5(path, batch_size=0)
 
 
 def test_no_repack_is_advised_that_would_be_refused(path, monkeypatch):
@@ -206,11 +210,6 @@ def test_files_and_names_that_cannot_be_inspected(folder, name, datasets, words)
     assert [said for said in words if said not in str(refused.value)] == []
 
 
-def test_a_batch_of_no_rows_cannot_be_inspected(path):
-    with pytest.raises(UsageError, match="batch_size 0"):
-        inspect_hdf5(path, batch_size=0)
-
-
 @pytest.mark.parametrize("name", ["soft", "soft_group/label", "g//label", "/g/label", "second"])
 def test_a_dataset_is_measured_by_whatever_name_it_is_asked_for(path, name):
     """A soft link, a second name or another spelling printed the layouts, no rate and no advice, with exit code 0."""
@@ -260,13 +259,6 @@ def test_a_sample_is_read_in_the_order_of_random_batches(path):
     assert all(ours == theirs for ours, theirs in zip(timed, asked, strict=False))
 
 
-def test_a_sample_is_as_many_rows_as_are_out_of_the_cache_or_all_there_are(path, monkeypatch):
-    assert inspect(path, "packed")["packed"].repacked_sample_rows == 1000
-    assert hdf5_inspect.SAMPLE_BYTES > hdf5_inspect.SMALL_BYTES
-    monkeypatch.setattr(hdf5_inspect, "SAMPLE_BYTES", 500 * 1024)
-    assert inspect(path, "packed")["packed"].repacked_sample_rows == 500
-
-
 def test_a_sample_is_read_as_the_whole_would_be(path, monkeypatch):
     """A sample fits the part of a file that stays mapped, and lies on a local disk; the whole may do neither."""
     sample = find_layouts(path, ["whole"])[0]
@@ -278,16 +270,3 @@ def test_a_sample_is_read_as_the_whole_would_be(path, monkeypatch):
     monkeypatch.setattr(hdf5_rows, "read_filesystem", lambda path: AWAY if path == whole.path else here)
     assert isinstance(hdf5_rows.build_rows(sample, sample_of=whole), hdf5_rows.DirectRows)
     assert isinstance(hdf5_rows.build_rows(sample), MappedRows)
-
-
-def test_no_factor_is_promised_of_a_file_that_a_cache_may_hold(path, monkeypatch):
-    """86 times was promised of a small file, and 41 times found after the repack."""
-    monkeypatch.setattr(hdf5_inspect, "_WORTH", 0.0)
-    small = inspect(path, "packed")["packed"]
-    assert "cannot be told from less than 64 MiB" in small.advice
-    assert " rows was read " not in small.advice
-    assert small.command is not None
-    monkeypatch.setattr(hdf5_inspect, "SMALL_BYTES", 1000 * 1024)
-    report = inspect(path, "packed")["packed"]
-    gain = report.repacked_random_rows_per_s / report.warm_random_rows_per_s
-    assert f"a sample of 1,000 rows was read {gain:,.{0 if gain >= 10 else 1}f} times as fast" in report.advice

@@ -90,14 +90,11 @@ def test_every_kind_of_dataset_gives_the_same_batches(kind, workers):
     assert_equal(batches, load(Squares()))
 
 
-def test_shuffled_epochs_differ_and_unshuffled_are_in_order():
+def test_shuffled_epochs_differ_by_the_seed_too_and_unshuffled_are_in_order():
     first, second = (torch.cat([t for _, t in load(Batches(), epoch=e)]).tolist() for e in (0, 1))
     assert first != second
     assert sorted(first) == sorted(second) == list(range(20))
     assert torch.cat([t for _, t in load(Batches(), shuffle=False)]).tolist() == list(range(20))
-
-
-def test_generator_seeds_the_order():
     orders = []
     for seed in (1, 1, 2):
         options = {"shuffle": True, "drop_last": False, "generator": make_generator(seed)}
@@ -171,22 +168,11 @@ def test_worker_threads(threads):
     assert os.getpid() not in pids.tolist()
 
 
-def test_own_collate_switches_whole_batches_off():
+def test_own_collate_switches_whole_batches_off_and_an_iterable_dataset_keeps_its_own_order():
     batches = load(Lists(), collate=lambda samples: [target for _, target in samples], shuffle=False)
     assert batches[0] == [0, 1, 2, 3, 4, 5]
-
-
-def test_iterable_dataset_keeps_its_own_order():
     loader = build_loader(Stream(), batch_size=3, shuffle=True, drop_last=True)
     assert [targets.tolist() for _, targets in loader] == [[0, 1, 2], [3, 4, 5]]
-
-
-@pytest.mark.slow
-def test_spawned_workers_load_the_same_batches():
-    dataset = DATASETS["digits"](transform="random_flip", split="val")
-    options = {"num_workers": 1, "multiprocessing_context": "forkserver"}
-    loader = build_loader(dataset, batch_size=359, shuffle=True, drop_last=False, seed=2, options=options)
-    assert torch.equal(next(iter(loader))[0], load(dataset, seed=2, batch_size=359)[0][0])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -83,7 +83,7 @@ def test_shares_have_the_mean_and_variance_of_a_beta(alpha):
 def test_what_cannot_be_mixed_is_refused():
     with pytest.raises(DataError, match="tells no n_classes"):
         build_mix("mixup", object())
-    with pytest.raises(DataError, match=r"alpha 0\.0 must be 0\.01 or more"):
+    with pytest.raises(ConfigError, match=r"alpha=0\.0: expected a number of at least 0\.01"):
         build_mix("cutmix(alpha=0.0)", Classes())
     with pytest.raises(ConfigError, match="mixup"):
         build_mix("mixupp", Classes())

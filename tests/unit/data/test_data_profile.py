@@ -39,6 +39,8 @@ def test_a_slow_step_stands_first_with_its_time_and_share():
     assert profile.loader_samples_per_s == pytest.approx(1e3 / sum(times_ms))
     assert times_ms == sorted(times_ms, reverse=True)
     assert profile.n_samples == 20
+    bounded = measure_data_path(make_dataset(pipeline), batch_size=10, device=CPU, n_samples=10_000, max_s=0.01)
+    assert bounded.n_samples == 10
 
 
 def test_parts_on_the_device_are_told_from_those_of_the_loader(tmp_path):
@@ -74,9 +76,3 @@ def test_a_stream_and_an_own_step_on_the_device_are_refused():
         measure_data_path(Stream(), batch_size=4, device=CPU)
     with pytest.raises(DataError, match="runs in the loader only"):
         measure_data_path(make_dataset(Pipeline((PerImage(doze),))), batch_size=4, device=CPU, on_device=True)
-
-
-def test_the_time_is_bounded():
-    pipeline = Pipeline((PerImage(doze),))
-    profile = measure_data_path(make_dataset(pipeline), batch_size=10, device=CPU, n_samples=10_000, max_s=0.01)
-    assert profile.n_samples == 10

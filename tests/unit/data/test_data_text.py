@@ -32,13 +32,10 @@ def test_words_come_by_frequency_and_ties_by_first_appearance():
     assert vocabulary.words == ("a", "c", "<unk>", "b", "d")
     assert vocabulary.counts == (5, 3, 3, 2, 1)  # <unk> stands for e and f too
     assert vocabulary.encode(["a", "never seen", "d"]).tolist() == [0, 2, 4]
-
-
-@pytest.mark.parametrize(("size", "dtype"), [(65_536, "uint16"), (65_537, "int32")])
-def test_ids_take_two_bytes_while_they_fit(size, dtype):
-    vocabulary = build_vocabulary({f"w{i}": 1 for i in range(size)}, size)
-    assert vocabulary.dtype == dtype
-    assert vocabulary.encode([vocabulary.words[-1]]).tolist() == [size - 1]
+    for size, dtype in ((65_536, "uint16"), (65_537, "int32")):  # two bytes while they fit
+        vocabulary = build_vocabulary({f"w{i}": 1 for i in range(size)}, size)
+        ids = vocabulary.encode([vocabulary.words[-1]])
+        assert (ids.dtype, ids.tolist()) == (dtype, [size - 1])
 
 
 def test_lines_end_with_a_token_and_empty_ones_vanish():
@@ -74,13 +71,6 @@ def test_validation_is_the_end_of_the_text_and_no_word_is_lost(tmp_path):
     assert train.ids[-1] == known["<eos>"]
     counts = collections.Counter(decoded[: done.n_train])
     assert dict(zip(train.vocabulary.words, train.vocabulary.counts, strict=True)) == {"<unk>": 0} | counts
-
-
-def test_the_vocabulary_is_of_the_training_part_alone(tmp_path):
-    prepare_text([write_text(tmp_path / "t.txt", ["x " * 10] * 9 + ["y " * 10])], tmp_path / "out", val_share=0.1)
-    val = open_tokens(tmp_path / "out", "val")
-    assert "y" not in val.vocabulary.ids
-    assert val.ids.tolist() == [val.vocabulary.unknown] * 10 + [val.vocabulary.ids["<eos>"]]
 
 
 def test_windows_hold_every_word_once_as_a_target(tmp_path):
@@ -156,21 +146,17 @@ def test_a_folder_whose_text_has_changed_is_stale(tmp_path):
     assert len(text("train", path=str(folder), seq_len=8))
 
 
-def test_no_room_for_a_new_preparation_leaves_the_old_one(tmp_path, monkeypatch):
-    """the old manifest was deleted before the disk was asked"""
+def test_no_room_leaves_the_old_preparation_and_one_that_is_cut_short_nothing_that_opens(tmp_path, monkeypatch):
     source, folder = prepare_long(tmp_path)
 
     def refuse(*args, **options):
         raise StorageError("full")
 
-    monkeypatch.setattr(importlib.import_module("fulltilt.data.text.prepare"), "check_room", refuse)
-    with pytest.raises(StorageError):
-        prepare_text([source], folder, force=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib.import_module("fulltilt.data.text.prepare"), "check_room", refuse)
+        with pytest.raises(StorageError):
+            prepare_text([source], folder, force=True)
     assert len(text("train", path=str(folder), seq_len=8))
-
-
-def test_a_preparation_that_is_cut_short_leaves_nothing_that_opens(tmp_path):
-    source, folder = prepare_long(tmp_path)
     source.write_bytes(source.read_bytes() + b"\xff\xfe\n")
     with pytest.raises(DataError, match=r"byte [\d,]+ is not UTF-8"):
         prepare_text([source], folder, force=True, val_share=0.01)

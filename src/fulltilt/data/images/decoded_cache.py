@@ -4,26 +4,21 @@ A cache file holds two .npy arrays; its name has a fingerprint of the names, siz
 """
 
 import contextlib
-import hashlib
 import os
-import tempfile
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from fulltilt.data.new_file import new_file
+from fulltilt.errors import StorageError
+
 _N_KEPT = 8
 
 
-def find_cache_folder() -> Path:
-    """Return ``$XDG_CACHE_HOME/fulltilt/decoded`` or ``~/.cache/fulltilt/decoded``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "fulltilt" / "decoded"
-
-
-def compute_source_fingerprint(parts: Iterable[object]) -> str:
-    return hashlib.sha256("".join(f"{part}\n" for part in parts).encode()).hexdigest()[:24]
+def _find_file(fingerprint: str) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return base / "fulltilt" / "decoded" / f"images-{fingerprint}.npz"
 
 
 def read_cached(fingerprint: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -39,23 +34,11 @@ def read_cached(fingerprint: str) -> tuple[np.ndarray, np.ndarray] | None:
 def write_cached(fingerprint: str, images: np.ndarray, targets: np.ndarray) -> None:
     """Keep decoded images; a disk that does not take them costs time only."""
     file = _find_file(fingerprint)
-    temporary = None
-    try:
+    with contextlib.suppress(OSError, StorageError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".", suffix=".npz")
-        with os.fdopen(handle, "wb") as stream:
+        with new_file(file, remedy="clear the cache") as temporary, temporary.open("wb") as stream:
             np.savez(stream, images=images, targets=targets)
-        Path(temporary).replace(file)
-    except OSError:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-    else:
         _drop_oldest(file.parent)
-
-
-def _find_file(fingerprint: str) -> Path:
-    return find_cache_folder() / f"images-{fingerprint}.npz"
 
 
 def _drop_oldest(folder: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.images.image_sets import (
     IMAGE_SUFFIXES,
     MemoryImages,
@@ -76,7 +76,7 @@ def image_folder(
     )
 
 
-class ImageFolder(Dataset):
+class ImageFolder(BatchedDataset):
     """Decodes images when they are read; ``hold`` returns a dataset that has all of them in memory.
 
     Attributes:
@@ -98,11 +98,7 @@ class ImageFolder(Dataset):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.get_batch([index])
-        return inputs[0], targets[0]
-
-    def get_batch(self, indices: Sequence[int], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Read a batch: (B, C, H, W) float32, or uint8 where the transform comes later, and (B,) int64."""
         images = [self.decode(index) for index in indices]
         return join_images(self.transform, images, generator), self.targets[torch.as_tensor(indices)]

@@ -8,6 +8,7 @@ Legend of shape suffixes: B batch, C channels, W columns of pixels, H rows of pi
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.splits import Split, check_split, spread_rows
+from fulltilt.data.transforms.batch_transform import take_raw
 from fulltilt.data.transforms.pipeline import Transform, apply_transform, read_sample_shape, resolve_transform
 from fulltilt.errors import DataError
 
@@ -58,13 +60,11 @@ def stl10(
     folder = find_folder(resolve_path(path or root, base_dir))
     names = ["test"] if split == "val" else part.split("+")
     made = read_mark(folder)
-    side = read_side(folder)
-    tables = [_open_table(folder, name, side) for name in names]
     words = folder / "class_names.txt"
     classes = tuple(words.read_text(encoding="utf-8").split()) if words.is_file() else CLASSES
-    for table in tables:
-        _check_labels(folder, table, len(classes))
-    mean, std = _compute_mean(_open_table(folder, "train", side)) if isinstance(transform, str) else (None, None)
+    open_table = functools.partial(_open_table, folder, side=read_side(folder), n_classes=len(classes))
+    tables = [open_table(name) for name in names]
+    mean, std = _compute_mean(open_table("train")) if isinstance(transform, str) else (None, None)
     if made == UNDER_WAY or read_mark(folder) != made:
         raise DataError(
             f"the images in {folder} are being replaced by fulltilt data make-stl10, or that was broken off; wait for "
@@ -76,7 +76,6 @@ def stl10(
 class Table(NamedTuple):
     """The images of one file, and their targets."""
 
-    name: str
     images: np.ndarray  # (N, C, W, H), mapped
     targets: np.ndarray  # (N,) int64 from 0, -1 without a label
 
@@ -99,15 +98,10 @@ class Stl10(BatchedDataset):
 
     def get_batch(self, indices: Indices, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Read a batch: (B, C, H, W) float32, or uint8 where the transform comes later, and (B,) int64."""
-        images_BCHW, targets_B = self.get_raw_batch(indices)
-        return apply_transform(self.transform, images_BCHW, generator), targets_B
-
-    def get_raw_batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Read (B, C, H, W) uint8 and (B,) int64 without the transform."""
         rows = np.asarray(indices, dtype=np.int64) % len(self)  # -1 is the last one
         images_BCWH = self._tables[0].images[rows] if len(self._tables) == 1 else self._gather(rows)
         images_BCHW = torch.from_numpy(np.ascontiguousarray(images_BCWH.swapaxes(2, 3)))
-        return images_BCHW, self.targets[torch.from_numpy(rows)]
+        return apply_transform(self.transform, images_BCHW, generator), self.targets[torch.from_numpy(rows)]
 
     @property
     def held_bytes(self) -> int:
@@ -115,7 +109,7 @@ class Stl10(BatchedDataset):
 
     def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
         """Read the samples once and hold them on ``device``."""
-        images_NCHW, targets = self.get_raw_batch(np.arange(len(self)))
+        images_NCHW, targets = take_raw(self).get_batch(np.arange(len(self)))
         whole = MemoryImages(self.name, images_NCHW, targets, classes=self.classes, transform=self.transform)
         return whole.hold(device, is_pinned=is_pinned)
 
@@ -158,7 +152,7 @@ def read_mark(folder: Path) -> str | None:
     return None
 
 
-def _open_table(folder: Path, name: str, side: int) -> Table:
+def _open_table(folder: Path, name: str, *, side: int, n_classes: int) -> Table:
     path = folder / f"{name}_X.bin"
     n_bytes, image_bytes = _read_size(path), 3 * side * side
     if not n_bytes or n_bytes % image_bytes:
@@ -170,7 +164,7 @@ def _open_table(folder: Path, name: str, side: int) -> Table:
     # Copy on write: torch wants memory it may write, and the file stays as it is.
     images = np.memmap(path, dtype=np.uint8, mode="c", shape=shape)
     if name == "unlabeled":
-        return Table(name, images, np.full(len(images), -1, dtype=np.int64))
+        return Table(images, np.full(len(images), -1, dtype=np.int64))
     labels = folder / f"{name}_y.bin"
     n_labels = _read_size(labels)
     if n_labels != len(images):
@@ -178,33 +172,23 @@ def _open_table(folder: Path, name: str, side: int) -> Table:
             f"{path} holds {len(images):,} images and {labels} {n_labels:,} labels; one of them is truncated, unpack "
             "it again"
         )
-    return Table(name, images, np.fromfile(labels, dtype=np.uint8).astype(np.int64) - 1)
+    targets = np.fromfile(labels, dtype=np.uint8).astype(np.int64)
+    if targets.min() < 1 or targets.max() > n_classes:
+        raise DataError(
+            f"{labels} holds labels from {targets.min()} to {targets.max()}, expected 1 to {n_classes}, the lines of "
+            "class_names.txt where there is one; it is damaged, unpack it again"
+        )
+    return Table(images, targets - 1)
 
 
 def _read_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        unlabeled = path.name == "unlabeled_X.bin"
-        converted = (
-            ", or convert images of your own with fulltilt data make-stl10 --labelled N: those without a label are "
-            "written here; part=train takes the labelled ones alone"
-        )
         raise DataError(
-            f"{path} is not there; unpack stl10_binary.tar.gz whole{converted if unlabeled else ''}"
+            f"{path} is not there; unpack stl10_binary.tar.gz whole, or convert images of your own with fulltilt data "
+            "make-stl10 (--labelled N writes unlabeled_X.bin; part=train takes the labelled ones alone)"
         ) from None
-
-
-def _check_labels(folder: Path, table: Table, n_classes: int) -> None:
-    if table.name == "unlabeled":
-        return
-    low, high = int(table.targets.min()) + 1, int(table.targets.max()) + 1
-    if low < 1 or high > n_classes:
-        names = ", the lines of class_names.txt" if (folder / "class_names.txt").is_file() else ""
-        raise DataError(
-            f"{folder / table.name}_y.bin holds labels from {low} to {high}, expected 1 to {n_classes}{names}; it is "
-            "damaged, unpack it again"
-        )
 
 
 def _compute_mean(table: Table) -> tuple[list[float], list[float]]:

@@ -116,30 +116,10 @@ def read_free_device_bytes(device: torch.device) -> int | None:
     """
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
-    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    return compute_free_device_bytes(
-        free_bytes=free_bytes,
-        total_bytes=total_bytes,
-        reserved_bytes=torch.cuda.memory_reserved(device),
-        allocated_bytes=torch.cuda.memory_allocated(device),
-        limit_bytes=find_memory_limit_bytes(device),
-        is_wsl=is_wsl(),
-    )
-
-
-def compute_free_device_bytes(
-    *,
-    free_bytes: int,
-    total_bytes: int,
-    reserved_bytes: int,
-    allocated_bytes: int,
-    limit_bytes: int | None,
-    is_wsl: bool,
-) -> int:
-    """Compute it for a GPU with ``free_bytes`` left by all processes."""
-    usable_bytes = compute_usable_device_bytes(total_bytes, is_wsl=is_wsl)
-    most_bytes = usable_bytes if limit_bytes is None else min(usable_bytes, limit_bytes)
-    return max(0, min(free_bytes + reserved_bytes, most_bytes) - allocated_bytes)
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)  # what all processes leave of it
+    limits = [compute_usable_device_bytes(total_bytes, is_wsl=is_wsl()), find_memory_limit_bytes(device)]
+    rooms = [free_bytes + torch.cuda.memory_reserved(device), *(limit for limit in limits if limit is not None)]
+    return max(0, min(rooms) - torch.cuda.memory_allocated(device))
 
 
 def place(

@@ -7,6 +7,7 @@ in whole batches where they lie in memory or where transforms run on the device.
 import collections
 import copy
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -116,7 +117,7 @@ def _build_parts(dataset: Any, timer: _Timer, device: torch.device | None) -> Ca
     transform = getattr(dataset, "transform", None)
     is_known = getattr(dataset, "yields_pixels", False) and (transform is None or isinstance(transform, Pipeline))
     if not is_known:
-        return lambda indices, generator: _time_whole(dataset, timer, indices)
+        return functools.partial(_time_whole, dataset, timer)
     pipeline = transform if isinstance(transform, Pipeline) else Pipeline()
     raw = copy.copy(dataset)
     raw.transform = Raw()
@@ -156,7 +157,7 @@ def _join(images: list[Tensor], pipeline: Pipeline, timer: _Timer, generator: to
     return timer.run_steps(timer.run("collate", "loader", fast_collate, images), rest, "loader", generator)
 
 
-def _time_whole(dataset: Any, timer: _Timer, indices: Sequence[int]) -> None:
+def _time_whole(dataset: Any, timer: _Timer, indices: Sequence[int], generator: Any) -> None:
     if callable(getattr(dataset, "get_batch", None)):
         timer.run("read and transform", "loader", dataset.get_batch, indices)
         return

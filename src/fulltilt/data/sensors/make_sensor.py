@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fulltilt.data.new_file import Progress, check_name, check_room, new_file, reserve
+from fulltilt.data.new_file import Counter, Progress, check_name, check_room, new_file, reserve
 from fulltilt.data.tables.hdf5_repack import create_table
 from fulltilt.errors import UsageError
 
@@ -144,6 +144,7 @@ def _write_file(
         file.attrs["synthetic"] = True
         file.attrs["seed"] = seed
     reserve(path, path.stat().st_size)
+    report = Counter(progress, n_samples)
     with h5py.File(path, "r+") as file:
         for first in range(0, n_samples, _BLOCK_ROWS):
             end = min(first + _BLOCK_ROWS, n_samples)
@@ -152,8 +153,7 @@ def _write_file(
             file["input"][first:end], file["label"][first:end] = x_N2S, label_N6
             if with_info:
                 file["info"][first:end] = _compute_info(first, x_N2S, label_N6)
-            if progress is not None:
-                progress(end, n_samples)
+            report.add(end - first)
 
 
 def _build_hexagonal_grid(n_points: int) -> np.ndarray:

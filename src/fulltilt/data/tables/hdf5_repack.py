@@ -76,8 +76,6 @@ def repack_hdf5(
         StorageError: There is no room for the target; nothing is left of it.
         UsageError: Source and target are one file, or a number is out of range.
     """
-    import h5py
-
     source, target = Path(source), Path(target)
     started = time.perf_counter()
     if chunk_rows is not None and chunk_rows < 1:
@@ -92,22 +90,15 @@ def repack_hdf5(
         needed_bytes = _estimate_bytes(source, file, plan)
         remedy = "use --compression gzip on another disk" if compression == "none" else "choose another disk"
         check_room(target, needed_bytes, remedy=remedy)
+        report = Counter(progress, 2 * sum(table.n_bytes for table in plan.values()))
         with new_file(target, remedy=remedy) as temporary:
-            with h5py.File(temporary, "w") as copy:
-                _copy_group(source, file, copy, plan, {})
-            reserve(temporary, needed_bytes)
-            report = Counter(progress, 2 * sum(table.n_bytes for table in plan.values()))
-            written = _write_rows(source, file, temporary, plan, report)
-            with open_hdf5(temporary) as copy:
-                is_equal = _digest_rows(temporary, copy, plan, report) == written
-            if not is_equal:
-                raise DataError(f"rows read back from {temporary} differ from what was written; check the disk")
+            checksum = _write_copy(source, file, temporary, plan, needed_bytes, report)
     return Repacked(
         datasets=tuple(plan),
         n_rows=tuple(table.n_rows for table in plan.values()),
         source_bytes=source.stat().st_size,
         target_bytes=target.stat().st_size,
-        checksum=written,
+        checksum=checksum,
         seconds=time.perf_counter() - started,
     )
 
@@ -168,15 +159,26 @@ def _estimate_bytes(path: Path, file: Any, plan: dict[str, Table]) -> int:
     return padded_bytes + max(0, path.stat().st_size - stored_bytes) + 64 * n_chunks + _HEADROOM_BYTES
 
 
-def _write_rows(path: Path, file: Any, temporary: Path, plan: dict[str, Table], report: Counter) -> str:
-    """Copy block by block and return the checksum of what was read."""
+def _write_copy(
+    path: Path, file: Any, temporary: Path, plan: dict[str, Table], needed_bytes: int, report: Counter
+) -> str:
+    """Write the new file, read its rows back and return their checksum; DataError where they differ."""
     import h5py
 
+    with h5py.File(temporary, "w") as target:
+        _copy_group(path, file, target, plan, {})
+    reserve(temporary, needed_bytes)
     with h5py.File(temporary, "r+") as target:
-        return _digest_rows(path, file, plan, report, target)
+        written = _digest_rows(path, file, plan, report, target)
+    with open_hdf5(temporary) as target:
+        read = _digest_rows(temporary, target, plan, report)
+    if read != written:
+        raise DataError(f"rows read back from {temporary} differ from what was written; check the disk")
+    return written
 
 
 def _digest_rows(path: Path, file: Any, plan: dict[str, Table], report: Counter, target: Any = None) -> str:
+    """Return the checksum of all rows, read block by block and copied to ``target`` where there is one."""
     digest = hashlib.blake2b(digest_size=16)
     for table in plan.values():
         dataset = file[table.name]

@@ -9,6 +9,7 @@ The layout and the file system choose one of three readers:
   closed before a fork, and left out of a pickle.
 """
 
+import itertools
 import os
 import sys
 import threading
@@ -72,14 +73,13 @@ class DirectRows:
         layout = self.layout
         if self._descriptor is None:
             self._descriptor = open_descriptor(self, layout.path)
-        order, runs = plan_runs(indices)
-        out = np.empty((len(order), *layout.row_shape), dtype=layout.dtype)
-        for first, places in runs:
+        out = np.empty((len(indices), *layout.row_shape), dtype=layout.dtype)
+        for rows, places in plan_runs(indices):
             if len(places) == 1:
-                self._fill(self._descriptor, out[places[0] : places[0] + 1], first)
+                self._fill(self._descriptor, out[places[0] : places[0] + 1], int(rows[0]))
             else:
                 block = np.empty((len(places), *layout.row_shape), dtype=layout.dtype)
-                self._fill(self._descriptor, block, first)
+                self._fill(self._descriptor, block, int(rows[0]))
                 out[places] = block
         return out
 
@@ -113,23 +113,16 @@ class LibraryRows:
     def read(self, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         """Read (len(indices), *row_shape) in the order asked for; each chunk is read and decompressed once."""
         layout = self.layout
-        order, runs = plan_runs(indices)
-        if layout.chunk_rows and layout.chunk_rows > 1:
-            runs = _plan_chunks(order, indices, layout.chunk_rows)
-        out = np.empty((len(order), *layout.row_shape), dtype=layout.dtype)
+        out = np.empty((len(indices), *layout.row_shape), dtype=layout.dtype)
         with self._lock:
             dataset = self._open()
-            for first, places, *picked in runs:
+            for rows, places in plan_runs(indices, layout.chunk_rows or 1):
                 try:
-                    if picked:
-                        rows = picked[0]
-                        out[places] = dataset[first : first + int(rows[-1]) + 1][rows]
-                    else:
-                        out[places] = dataset[first : first + len(places)]
+                    block = dataset[rows[0] : rows[-1] + 1]
+                    out[places] = block if (layout.chunk_rows or 1) == 1 else block[rows - rows[0]]
                 except READ_ERRORS as error:
-                    rows_there = first + (picked[0] if picked else np.arange(len(places)))
                     raise DataError(
-                        f"{layout.path}: {layout.name} cannot be read at row {find_bad_row(dataset, rows_there)} "
+                        f"{layout.path}: {layout.name} cannot be read at row {find_bad_row(dataset, rows)} "
                         f"({error}): the file is damaged, or a filter plugin is missing; copy or make it again, or "
                         f"install the plugin"
                     ) from error
@@ -157,26 +150,15 @@ class LibraryRows:
         return type(self), (self.layout,)
 
 
-def plan_runs(indices: Sequence[int] | np.ndarray) -> tuple[np.ndarray, Iterator[tuple[int, np.ndarray]]]:
-    """Return the order that sorts the indices, and runs of neighbours: (first row, places in the answer)."""
+def plan_runs(indices: Sequence[int] | np.ndarray, chunk_rows: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield what to read at once, neighbours or rows of one chunk: rising row numbers, their places in the answer."""
     rows = np.asarray(indices, dtype=np.int64)
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
-    breaks = np.flatnonzero(np.diff(ordered) != 1) + 1
-    starts = np.concatenate(([0], breaks)) if len(rows) else np.empty(0, np.int64)
-    ends = np.append(breaks, len(rows))
-    return order, ((int(ordered[a]), order[a:b]) for a, b in zip(starts, ends, strict=False))
-
-
-def _plan_chunks(
-    order: np.ndarray, indices: Sequence[int] | np.ndarray, chunk_rows: int
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield one read for each chunk: (first row, places in the answer, rows counted from the first)."""
-    ordered = np.asarray(indices, dtype=np.int64)[order]
-    breaks = np.flatnonzero(np.diff(ordered // chunk_rows)) + 1
-    for places, rows in zip(np.split(order, breaks), np.split(ordered, breaks), strict=True):
-        if len(rows):
-            yield int(rows[0]), places, rows - rows[0]
+    is_break = np.diff(ordered) != 1 if chunk_rows == 1 else np.diff(ordered // chunk_rows) != 0
+    borders = [0, *(np.flatnonzero(is_break) + 1).tolist(), len(rows)]
+    for start, end in itertools.pairwise(borders if len(rows) else ()):
+        yield ordered[start:end], order[start:end]
 
 
 _OPEN: weakref.WeakSet[LibraryRows] = weakref.WeakSet()

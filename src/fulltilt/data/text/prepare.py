@@ -14,9 +14,9 @@ from fulltilt.data.text.tokens import (
     Tokenizer,
     Vocabulary,
     build_vocabulary,
+    compute_digest,
     count_words,
     describe_source,
-    digest_text,
     split_line,
 )
 from fulltilt.errors import DataError
@@ -62,10 +62,12 @@ def prepare_text(
             holds no words.
         StorageError: no room.
     """
-    sources = [Path(file) for file in files]
+    sources, val = [Path(file) for file in files], Path(val_file) if val_file else None
     folder = Path(folder)
-    _check_places([*sources, *([Path(val_file)] if val_file else [])], folder, val_share, val_file is None, force)
-    parts = _plan_parts(sources, Path(val_file) if val_file else None, val_share)
+    if val is None and not 0 <= val_share < 1:
+        raise DataError(f"val_share {val_share} is not a share: 0 or more, and below 1")
+    _check_places([*sources, *([val] if val else [])], folder, force)
+    parts = _plan_parts(sources, val, val_share)
     n_bytes = {split: sum(end - start for _, start, end in ranges) for split, ranges in parts.items()}
     meter = Counter(progress, 2 * n_bytes["train"] + n_bytes["val"])
     counts = count_words(_read_parts(parts["train"], meter), tokenizer)
@@ -80,7 +82,7 @@ def prepare_text(
     if val_file is not None and not n_tokens["val"]:
         raise DataError(f"{val_file} holds no word; give another text for validation, or a share of the training text")
     write_atomic(folder / WORDS, vocabulary.to_text())
-    manifest = _build_manifest(vocabulary, n_tokens, tokenizer, parts)
+    manifest = _build_manifest(folder, vocabulary, n_tokens, tokenizer, parts)
     write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return Prepared(
         folder=folder,
@@ -98,7 +100,7 @@ Part = tuple[Path, int, int]
 
 
 def _build_manifest(
-    vocabulary: Vocabulary, n_tokens: dict[str, int], tokenizer: Tokenizer, parts: dict[str, list[Part]]
+    folder: Path, vocabulary: Vocabulary, n_tokens: dict[str, int], tokenizer: Tokenizer, parts: dict[str, list[Part]]
 ) -> dict[str, Any]:
     """Describe the folder, for ``open_tokens`` to check it."""
     files = dict.fromkeys(path for ranges in parts.values() for path, _, _ in ranges)
@@ -108,14 +110,12 @@ def _build_manifest(
         "n_tokens": n_tokens,
         "n_words": len(vocabulary),
         "tokenizer": tokenizer,
-        "vocabulary_blake2b": digest_text(vocabulary.to_text()),
+        "vocabulary_blake2b": compute_digest(folder / WORDS),
         "sources": [describe_source(path) for path in files],
     }
 
 
-def _check_places(sources: Sequence[Path], folder: Path, val_share: float, is_shared: bool, force: bool) -> None:
-    if is_shared and not 0 <= val_share < 1:
-        raise DataError(f"val_share {val_share} is not a share: 0 or more, and below 1")
+def _check_places(sources: Sequence[Path], folder: Path, force: bool) -> None:
     for path in sources:
         if not path.is_file():
             raise DataError(f"{path} is not a file; name text files, and the folder to write last")

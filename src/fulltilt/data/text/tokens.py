@@ -166,14 +166,10 @@ def _read_vocabulary(path: Path, manifest: Mapping[str, Any]) -> Vocabulary:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); {_remedy(path.parent)}") from None
-    if digest_text(text) != manifest["vocabulary_blake2b"]:
+    if compute_digest(path) != manifest["vocabulary_blake2b"]:
         raise DataError(f"{path} is not the one that the tokens were written with; {_remedy(path.parent)}")
     rows = [line.rpartition("\t") for line in text.split("\n")[:-1]]
     return Vocabulary(tuple(word for word, _, _ in rows), tuple(int(count) for _, _, count in rows))
-
-
-def digest_text(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _remedy(folder: Path) -> str:

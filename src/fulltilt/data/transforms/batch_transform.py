@@ -16,10 +16,12 @@ Kind = Literal["none", "pipeline", "own"]
 
 def find_transforms(dataset: Any) -> Kind:
     """Tell how a dataset transforms its samples; only a ``pipeline`` can run on the device instead."""
+    transform = getattr(dataset, "transform", None)
+    if isinstance(transform, Raw):
+        return "none"
     if not getattr(dataset, "yields_pixels", False):
-        return "none" if getattr(dataset, "transform", None) is None else "own"
-    transform = dataset.transform
-    if transform is None or isinstance(transform, Raw):
+        return "none" if transform is None else "own"
+    if transform is None:
         return "pipeline"  # uint8 still has to become float
     return "pipeline" if isinstance(transform, Pipeline) and not transform.own_steps else "own"
 
@@ -38,6 +40,22 @@ def detach_transform(dataset: Any) -> tuple[Any, Pipeline]:
     other = copy.copy(dataset)
     other.transform = Raw(sizing)
     return other, rest
+
+
+def take_raw(source: Any) -> Any:
+    """Return a dataset of the same images in uint8, untransformed; its ``sample_shape`` stays that of ``source``.
+
+    Raises:
+        DataError: The source is no dataset of uint8 images.
+    """
+    if not (getattr(source, "yields_pixels", False) and hasattr(source, "hold")):
+        raise DataError(
+            f"{type(source).__name__} is no dataset of images in uint8; views are made of stl10, cifar10, image_folder "
+            "or digits"
+        )
+    raw = copy.copy(source)
+    raw.transform = Raw()
+    return raw
 
 
 class BatchTransform:

@@ -5,11 +5,13 @@ Legend of shape suffixes: B batch, C channels, H height, W width, D draws.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from fulltilt.data.transforms.steps import Bounds, Step, apply_to_chosen, mirror_edges
+from fulltilt.data.transforms.steps import Bounds, Share, Step, apply_to_chosen, mirror_edges
 from fulltilt.errors import DataError
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, what "grayscale" means in every image library
@@ -32,6 +34,8 @@ class Normalize(Step):
             raise DataError(f"normalize: {len(self.mean)} means and {len(self.std)} stds; give one of each per channel")
         if min(self.std) <= 0:
             raise DataError(f"normalize: std {list(self.std)} must be above 0")
+        for name in ("mean", "std"):  # a list would make the step mutable, and without a hash
+            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         assert self.mean is not None
@@ -59,11 +63,7 @@ class ToFloat(Step):
 class Grayscale(Step):
     """Turn colours into gray, repeated over ``n_channels``."""
 
-    n_channels: int = 1
-
-    def __post_init__(self) -> None:
-        if self.n_channels < 1:
-            raise DataError(f"grayscale: n_channels {self.n_channels} must be 1 or more")
+    n_channels: Annotated[int, Ge(1)] = 1
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         gray_B1HW = to_gray(to_unit_float(x_BCHW))
@@ -74,11 +74,8 @@ class Grayscale(Step):
 class RandomGrayscale(Step):
     """Take the colours of some of the images; the number of channels stays."""
 
-    probability: float = 0.1
+    probability: Share = 0.1
     n_draws = 1
-
-    def __post_init__(self) -> None:
-        self.check_share("probability")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         chosen_B = u_BD[:, 0] < self.probability
@@ -92,17 +89,12 @@ class ColorJitter(Step):
     The first three are factors from [1 − amount, 1 + amount], hue is a shift from [−amount, amount] of a full turn.
     """
 
-    brightness: float = 0.0
-    contrast: float = 0.0
-    saturation: float = 0.0
-    hue: float = 0.0
-    probability: float = 1.0
+    brightness: Share = 0.0
+    contrast: Share = 0.0
+    saturation: Share = 0.0
+    hue: Annotated[float, Ge(0), Le(0.5)] = 0.0
+    probability: Share = 1.0
     n_draws = 5
-
-    def __post_init__(self) -> None:
-        self.check_share("brightness", "contrast", "saturation", "probability")
-        if not 0 <= self.hue <= 0.5:
-            raise DataError(f"color_jitter: hue {self.hue} is not between 0 and 0.5, half a turn each way")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         return apply_to_chosen(x_BCHW, u_BD[:, 0] < self.probability, self._jitter, u_BD)
@@ -130,7 +122,7 @@ class GaussianBlur(Step):
 
     kernel_size: int | None = None
     sigma: Bounds = (0.1, 2.0)
-    probability: float = 1.0
+    probability: Share = 1.0
     n_draws = 2
 
     def __post_init__(self) -> None:
@@ -138,7 +130,6 @@ class GaussianBlur(Step):
             raise DataError(f"gaussian_blur: kernel_size {self.kernel_size} must be odd and 1 or more")
         if not 0 < self.sigma[0] <= self.sigma[1]:
             raise DataError(f"gaussian_blur: sigma {tuple(self.sigma)} must rise and be above 0")
-        self.check_share("probability")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         size = self.kernel_size or max(3, int(0.1 * x_BCHW.shape[-2]) // 2 * 2 + 1)
@@ -158,12 +149,9 @@ class GaussianBlur(Step):
 class Solarize(Step):
     """Invert the pixels at or above ``threshold`` (in [0, 1]) in some of the images."""
 
-    threshold: float = 0.5
-    probability: float = 1.0
+    threshold: Share = 0.5
+    probability: Share = 1.0
     n_draws = 1
-
-    def __post_init__(self) -> None:
-        self.check_share("threshold", "probability")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         top = 255 if x_BCHW.dtype == torch.uint8 else 1

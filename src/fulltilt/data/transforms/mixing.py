@@ -9,9 +9,10 @@ Legend of shape suffixes: B batch, C channels, H height, W width, K classes.
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,19 +20,14 @@ from fulltilt.config import build_component, parse_pipeline
 from fulltilt.data.transforms.windows import mark_boxes
 from fulltilt.errors import DataError
 
-SMALLEST_ALPHA = 0.01  # below it both Gamma variates behind a share may be 0 even in double precision
+Alpha = Annotated[float, Ge(0.01)]  # below it both Gamma variates behind a share may be 0 even in double precision
 
 
 @dataclasses.dataclass(frozen=True)
 class MixWeights(abc.ABC):
     """Draws weights for one way to mix; shares follow Beta(alpha, alpha), near 0 or 1 if alpha is small."""
 
-    alpha: float
-
-    def __post_init__(self) -> None:
-        if self.alpha < SMALLEST_ALPHA:
-            name = type(self).__name__.lower()
-            raise DataError(f"{name}: alpha {self.alpha} must be {SMALLEST_ALPHA} or more; or leave {name} out")
+    alpha: Alpha
 
     @abc.abstractmethod
     def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
@@ -45,7 +41,7 @@ class Mixup(MixWeights):
     Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, 2017; each image has a weight of its own.
     """
 
-    alpha: float = 0.2
+    alpha: Alpha = 0.2
 
     def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
         return draw_beta(self.alpha, len(x_BCHW), generator)[:, None, None, None]
@@ -58,7 +54,7 @@ class CutMix(MixWeights):
     Source: Yun et al., CutMix: Regularization Strategy to Train Strong Classifiers, 2019; each image has a box.
     """
 
-    alpha: float = 1.0
+    alpha: Alpha = 1.0
 
     def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
         n, _, height, width = x_BCHW.shape
@@ -110,8 +106,8 @@ def build_mix(spec: str | None, dataset: Any) -> Mix | None:
     """Build the mix that ``spec`` describes (``mixup(alpha=0.2) | cutmix``) for a dataset; None for no text.
 
     Raises:
-        ConfigError: An unknown name or argument.
-        DataError: An argument out of range, or targets that are no classes.
+        ConfigError: An unknown name or argument, or one out of range.
+        DataError: Targets that are no classes.
     """
     if spec is None:
         return None

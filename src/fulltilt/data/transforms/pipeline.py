@@ -120,15 +120,14 @@ def build_pipeline(
         base_dir: Where ``module:function`` is looked up first.
 
     Raises:
-        ConfigError: An unknown name or argument.
-        DataError: An argument outside of its range.
+        ConfigError: An unknown name or argument, or one outside of its range.
+        DataError: Arguments that do not go together.
     """
     if spec is None or not spec.strip():
         return None
-    given: dict[str, Any] = {"mean": list(mean), "std": list(std)} if mean is not None and std is not None else {}
     built = []
     for call in parse_pipeline(spec):
-        known = given if call.name == "normalize" else {}
+        known = {"mean": mean, "std": std} if call.name == "normalize" else {}
         step = build_component(call, TRANSFORMS, kind="transform", where="data.transform", base_dir=base_dir, **known)
         built.append(PerImage(step) if ":" in call.name else step)
     return Pipeline(tuple(built))

@@ -12,15 +12,16 @@ ranges and borders as torchvision's RandAugment has them.
 
 import dataclasses
 import math
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor
 from torch.nn import functional
 
 from fulltilt.data.transforms.colors import like, to_gray, to_unit_float
 from fulltilt.data.transforms.steps import Step
 from fulltilt.data.transforms.windows import draw_index
-from fulltilt.errors import DataError
 
 OPERATIONS = (
     "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
@@ -34,14 +35,8 @@ _MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 class RandAugment(Step):
     """Apply ``n_ops`` random operations to each image of 1 or 3 channels, at one ``magnitude`` from 0 to 30."""
 
-    n_ops: int = 2
-    magnitude: int = 9
-
-    def __post_init__(self) -> None:
-        if self.n_ops < 1:
-            raise DataError(f"rand_augment: n_ops {self.n_ops} must be 1 or more")
-        if not 0 <= self.magnitude < N_BINS:
-            raise DataError(f"rand_augment: magnitude {self.magnitude} is not between 0 and {N_BINS - 1}")
+    n_ops: Annotated[int, Ge(1)] = 2
+    magnitude: Annotated[int, Ge(0), Lt(N_BINS)] = 9
 
     @property
     def n_draws(self) -> int:  # type: ignore[override]

@@ -12,9 +12,11 @@ these costs more than the copy where the cores are busy.
 import abc
 import dataclasses
 from collections.abc import Callable
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,10 +25,14 @@ from fulltilt.errors import DataError
 
 Generator = torch.Generator | None
 Bounds = tuple[float, float]
+Share = Annotated[float, Ge(0), Le(1)]
+Pixels = Annotated[int, Ge(1)]
 
 
 class Step(abc.ABC):
     """Transforms a batch of images; the base class of all transforms.
+
+    What the annotation of an argument says of its range is checked where a pipeline is built from text.
 
     Attributes:
         n_draws: How many random numbers from [0, 1) the step needs for each image.
@@ -48,12 +54,6 @@ class Step(abc.ABC):
         """The name in the configuration: the class's name in snake case."""
         return to_snake_case(type(self).__name__)
 
-    def check_share(self, *names: str) -> None:
-        """Raise DataError for a field outside of [0, 1]."""
-        for name in names:
-            if not 0 <= getattr(self, name) <= 1:
-                raise DataError(f"{self.name}: {name} {getattr(self, name)} is not between 0 and 1")
-
 
 def to_snake_case(name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
@@ -69,14 +69,9 @@ def draw_uniform(n_images: int, n_draws: int, generator: Generator, device: torc
 class _Sized(Step):
     """A step whose results are ``size`` × ``width`` pixels, or ``size`` × ``size`` without a width."""
 
-    size: int
-    width: int | None = None
+    size: Pixels
+    width: Pixels | None = None
     sizes = True
-
-    def __post_init__(self) -> None:
-        height, width = self.shape
-        if height < 1 or width < 1:
-            raise DataError(f"{self.name}: size {height} × {width} must be 1 or more each way")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -112,16 +107,9 @@ class CenterCrop(_Sized):
 class RandomCrop(_Sized):
     """Take a window at a random place of the image, padded before with ``zeros`` or by ``reflect``."""
 
-    padding: int = 0
-    mode: str = "zeros"
+    padding: Annotated[int, Ge(0)] = 0
+    mode: Literal["zeros", "reflect"] = "zeros"
     n_draws = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.padding < 0:
-            raise DataError(f"random_crop: padding {self.padding} is negative; use 0 or more")
-        if self.mode not in ("zeros", "reflect"):
-            raise DataError(f"random_crop: mode {self.mode!r} is not known; use zeros or reflect")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         if self.padding and self.mode == "zeros":
@@ -147,7 +135,6 @@ class RandomResizedCrop(_Sized):
     n_draws = WINDOW_DRAWS
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _check_windows(self)
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
@@ -159,11 +146,8 @@ class RandomResizedCrop(_Sized):
 class RandomFlip(Step):
     """Mirror some of the images left to right."""
 
-    probability: float = 0.5
+    probability: Share = 0.5
     n_draws = 1
-
-    def __post_init__(self) -> None:
-        self.check_share("probability")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         flips_B = u_BD[:, 0] < self.probability
@@ -182,12 +166,8 @@ class Cutout(Step):
     Source: DeVries and Taylor, Improved Regularization of Convolutional Neural Networks with Cutout, 2017.
     """
 
-    size: int
+    size: Pixels
     n_draws = 2
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise DataError(f"cutout: size {self.size} × {self.size} must be 1 or more each way")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         height, width = x_BCHW.shape[-2:]
@@ -206,7 +186,7 @@ class RandomErasing(Step):
     Source: Zhong et al., Random Erasing Data Augmentation, 2017; windows as torchvision draws them.
     """
 
-    probability: float = 0.5
+    probability: Share = 0.5
     scale: Bounds = (0.02, 0.33)
     ratio: Bounds = (0.3, 3.3)
     value: float = 0.0
@@ -214,7 +194,6 @@ class RandomErasing(Step):
 
     def __post_init__(self) -> None:
         _check_windows(self)
-        self.check_share("probability")
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:
         bounds = (1 / self.ratio[1], 1 / self.ratio[0])  # draw_windows takes width over height

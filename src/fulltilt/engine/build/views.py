@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from fulltilt.data import Pipeline, RawImages, build_pipeline
+from fulltilt.data import Pipeline, build_pipeline, take_raw
 from fulltilt.errors import UsageError
 
 SIMCLR_VIEWS = (
@@ -44,7 +44,7 @@ def plan_view_data(
         return bank, queries
 
     return {
-        "train": functools.cache(lambda: RawImages(train())),
+        "train": functools.cache(lambda: take_raw(train())),
         "views": functools.cache(build_views),
         "labelled": None if validation is None else functools.cache(build_labelled),
     }
