@@ -65,10 +65,6 @@ class MachineTruth:
             self._truths.update(zip((key for key, _ in missing), found, strict=True))
         return [self._truths[key] for key in keys]
 
-    def forget_truths(self) -> None:
-        """Free the memory of what was simulated; it can be simulated again, and comes out the same."""
-        self._truths.clear()
-
     def _identify(self, plan: Plan, part: str) -> tuple[Any, ...]:
         """Return what a part of the step depends on."""
         workers = plan["num_workers"]

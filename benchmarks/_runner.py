@@ -89,7 +89,6 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
     findings = module.run(context)
     seconds = time.perf_counter() - started
     after = read_pressure().some_total_us
-    versions = {"python": platform.python_version()}
     return BenchmarkResult(
         name=module.NAME,
         claim=module.CLAIM,
@@ -97,7 +96,7 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         device=context.device,
         machine=read_machine(),
-        versions=versions | {name: found for name in PACKAGES if (found := _read_version(name))},
+        versions={"python": platform.python_version()} | read_versions(PACKAGES),
         seconds=seconds,
         cpu_pressure_pct=None if before is None or after is None else (after - before) / seconds / 1e4,
         commit=code.commit,
@@ -217,8 +216,7 @@ def describe_code(result: BenchmarkResult) -> str:
     return f", code of {result.commit}{' with changes' if result.is_dirty else ''}"
 
 
-def _read_version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def read_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those that are installed."""
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    return {name: installed[name] for name in packages if name in installed}

@@ -247,12 +247,10 @@ def test_spaces_have_the_sizes_that_are_spoken_of_and_no_plan_that_its_guards_re
         assert len(space.grid()) == n_points
         assert not any(find_obstacles(plan, machine.facts) for plan in space.grid())
         assert space.user_plan in space.grid()
-    with pytest.raises(ValueError, match="336 or 2688"):
-        machine.space(100)
 
 
 def test_workloads_are_of_every_kind():
-    machines = draw_machines(range(200))
+    machines = list(draw_machines(range(200)))
     assert len(machines) >= 195
     assert {machine.model.family for machine in machines} == {"cnn", "vit", "gpt", "unet", "tabular", "audio"}
     assert len({machine.gpu.name for machine in machines}) == 9
