@@ -9,6 +9,7 @@ Shapes: B batch, T tokens, C channels, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -113,16 +114,9 @@ class GruTagger(nn.Module):
         return self.head(y_BTC[:, -1])
 
 
-def _sgd(parameters: Any) -> optim.Optimizer:
-    return optim.SGD(parameters, lr=1e-3, momentum=0.9)
-
-
-def _adamw(parameters: Any) -> optim.Optimizer:
-    return optim.AdamW(parameters, lr=1e-4)
-
-
-def _adam(parameters: Any) -> optim.Optimizer:
-    return optim.Adam(parameters, lr=1e-4)
+_sgd = functools.partial(optim.SGD, lr=1e-3, momentum=0.9)
+_adamw = functools.partial(optim.AdamW, lr=1e-4)
+_adam = functools.partial(optim.Adam, lr=1e-4)
 
 
 def _classify(name: str, model: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Workload:
