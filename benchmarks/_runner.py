@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import benchmarks
 import fulltilt
@@ -99,16 +100,14 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
         versions={"python": platform.python_version()} | read_versions(PACKAGES),
         seconds=seconds,
         cpu_pressure_pct=None if before is None or after is None else (after - before) / seconds / 1e4,
-        commit=code.commit,
-        is_dirty=code.is_dirty,
+        **code._asdict(),
         arms=findings.arms,
         targets=findings.targets,
         notes=findings.notes,
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """The commit that runs, and whether the files differ from it; None where git does not say."""
 
     commit: str | None = None
@@ -120,20 +119,17 @@ def read_code(root: Path, package: Path) -> Code:
 
     A file that git does not track, and does not ignore, counts as a difference.
     """
+
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
     if not package.resolve().is_relative_to(root.resolve()):
         return Code()
-    ask = ["git", "-C", str(root)]
     try:
-        commit, changes = (
-            subprocess.run([*ask, *words], check=True, capture_output=True, text=True).stdout.strip()
-            for words in (
-                ["rev-parse", "--short=10", "HEAD"],
-                ["status", "--porcelain", "--", ".", f":(exclude){NOT_CODE}"],
-            )
-        )
+        changes = ask("status", "--porcelain", "--", ".", f":(exclude){NOT_CODE}")
+        return Code(commit=ask("rev-parse", "--short=10", "HEAD"), is_dirty=bool(changes))
     except (OSError, subprocess.CalledProcessError):
         return Code()
-    return Code(commit=commit, is_dirty=bool(changes))
 
 
 def run_in_peers_environment(name: str, context: Context) -> int:

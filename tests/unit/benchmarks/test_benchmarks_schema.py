@@ -36,10 +36,12 @@ def test_an_arm_has_the_median_its_interval_and_its_samples_in_order():
     assert (target.measured, target.ci95, target.met, target.note) == (4.0, (1.0, 9.0), True, "why")
 
 
-@pytest.mark.parametrize("values", [[], [1.0, math.nan], [1.0, math.inf]])
-def test_an_arm_without_usable_samples_is_refused(values):
-    with pytest.raises(ValueError, match="sample"):
-        build_arm(values, **COMMON)
+def test_figures_that_are_none_are_refused():
+    for values in ([], [1.0, math.nan], [1.0, math.inf]):
+        with pytest.raises(ValueError, match="sample"):
+            build_arm(values, **COMMON)
+    with pytest.raises(ValueError, match="nan"):
+        judge("x", math.nan, None, at_most=1)
 
 
 @pytest.mark.parametrize(
@@ -85,14 +87,6 @@ def test_an_end_that_so_few_values_do_not_bound_is_none(n, quantile, bounded):
 def test_a_target_is_decided_only_by_the_whole_interval(ci95, limits, met):
     target = judge("overhead, µs", 20, ci95, **limits)
     assert (target.met, {target.comparison.replace(" ", "_"): target.limit}) == (met, limits)
-
-
-@pytest.mark.parametrize("limits", [{}, {"at_most": 1, "at_least": 0}])
-def test_a_target_has_one_limit_and_a_figure(limits):
-    with pytest.raises(ValueError, match="one of at_most and at_least"):
-        judge("x", 0.5, None, **limits)
-    with pytest.raises(ValueError, match="nan"):
-        judge("x", math.nan, None, at_most=1)
 
 
 def test_a_result_comes_back_from_its_file_as_it_was_an_end_without_bound_as_null():
