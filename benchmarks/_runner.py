@@ -1,8 +1,8 @@
 """Run a benchmark in the environment it needs, and write its result file.
 
-A benchmark is a module of this package with ``NAME`` (that of its file), ``CLAIM`` (one sentence), ``DEVICES`` (where
-it can run), ``NEEDS_PEERS`` (it runs in the peers' environment) and ``run(context) -> Findings``. One that needs more
-than its device has ``find_obstacle(context) -> str | None``, which says what is missing.
+A benchmark is a module of this package with ``CLAIM`` (one sentence), ``DEVICES`` (where it can run), ``NEEDS_PEERS``
+(it runs in the peers' environment) and ``run(context) -> Findings``. One that needs more than its device has
+``find_obstacle(context) -> str | None``, which says what is missing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from typing import NamedTuple
 
 import benchmarks
 import fulltilt
-from benchmarks._schema import Arm, BenchmarkResult, Target, describe_interval
+from benchmarks._schema import Arm, BenchmarkResult, Target
 from fulltilt.hardware import read_machine, read_pressure
 from fulltilt.records import dumps
 from fulltilt.records.run_folder import write_atomic
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-SAID = {True: "met", False: "MISSED", None: "undecided"}
 NOT_CODE = "benchmarks/results"  # what one benchmark wrote does not make the next one's code another
 PEERS = ROOT / ".venv-peers"
 PEERS_OF_DATA = PEERS / "data_path"
@@ -62,13 +61,7 @@ class Findings:
 def find_benchmarks() -> dict[str, ModuleType]:
     """Return all benchmarks by name. Importing one must not import a peer."""
     names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_")]
-    modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
-    return {module.NAME: module for module in modules}
-
-
-def find_obstacle(module: ModuleType, context: Context) -> str | None:
-    """Say why a benchmark cannot run on this machine, in its own words; None where it can."""
-    return module.find_obstacle(context) if hasattr(module, "find_obstacle") else None
+    return {name: importlib.import_module(f"benchmarks.{name}") for name in names}
 
 
 def find_data(name: str) -> Path:
@@ -83,7 +76,7 @@ def find_data(name: str) -> Path:
     return path
 
 
-def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
+def run_benchmark(name: str, module: ModuleType, context: Context) -> BenchmarkResult:
     code = read_code(ROOT, Path(fulltilt.__file__))  # before: an edit while it runs is of the next run
     started = time.perf_counter()
     before = read_pressure().some_total_us
@@ -91,9 +84,9 @@ def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
     seconds = time.perf_counter() - started
     after = read_pressure().some_total_us
     return BenchmarkResult(
-        name=module.NAME,
+        name=name,
         claim=module.CLAIM,
-        command=f"python -m benchmarks {module.NAME} --device {context.device}",
+        command=f"python -m benchmarks {name} --device {context.device}",
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         device=context.device,
         machine=read_machine(),
@@ -186,30 +179,6 @@ def silence_peers() -> Iterator[None]:
 
 def write_result(result: BenchmarkResult) -> Path:
     return write_atomic(RESULTS / f"{result.name}-{result.device}.json", dumps(result, indent=1) + "\n")
-
-
-def describe_result(result: BenchmarkResult) -> str:
-    pressure = (
-        "" if result.cpu_pressure_pct is None else f", a task waited for a core {result.cpu_pressure_pct:.0f} % of it"
-    )
-    lines = [
-        f"{result.name}: {result.claim}",
-        f"  {result.device}, {result.seconds:.0f} s{pressure}{describe_code(result)}",
-    ]
-    for arm in result.arms:
-        figure = f"{arm.median:>10.4g} ({describe_interval(arm.ci95)}) {arm.metric}, n={arm.n}"
-        lines.append(f"  {arm.case:<28} {arm.arm:<14} {figure}")
-    for target in result.targets:
-        interval = "" if target.ci95 is None else f" ({describe_interval(target.ci95)})"
-        figure = f"{target.comparison} {target.limit:g}; measured {target.measured:.4g}{interval}: {SAID[target.met]}"
-        lines.append(f"  target {target.name}: {figure}")
-    return "\n".join([*lines, *(f"  note: {note}" for note in result.notes)])
-
-
-def describe_code(result: BenchmarkResult) -> str:
-    if result.commit is None:
-        return ""
-    return f", code of {result.commit}{' with changes' if result.is_dirty else ''}"
 
 
 def read_versions(packages: Sequence[str]) -> dict[str, str]:

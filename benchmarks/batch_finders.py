@@ -27,7 +27,6 @@ from fulltilt.records import WHOLE_RUNS, Trial
 from fulltilt.tuner import TuneResult, tune
 from fulltilt.tuner.question.source import resolve_target
 
-NAME = "batch_finders"
 CLAIM = (
     "The recommended batch size trains at 0.97 or more of the speed of what any peer's batch finder recommends, keeps "
     "the memory limit, and was run before it was recommended."

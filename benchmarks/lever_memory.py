@@ -27,7 +27,6 @@ from fulltilt.hardware import has_c_compiler
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import build_model
 
-NAME = "lever_memory"
 CLAIM = "What each lever does to the peak memory of a training step, moved one at a time."
 NEEDS_PEERS = False
 DEVICES = ("cpu", "cuda")

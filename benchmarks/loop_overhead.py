@@ -30,7 +30,6 @@ from benchmarks._rounds import Round, compute_differences, compute_differences_p
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, compute_bounds, describe_interval, judge_median
 
-NAME = "loop_overhead"
 CLAIM = (
     "The training loop adds at most 1 % to a step of 10 ms, and at most 30 µs to any step, 50 µs with metrics, CSV "
     "and progress."

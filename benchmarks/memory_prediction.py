@@ -22,7 +22,6 @@ from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.errors import format_nearest
 from fulltilt.tuner.search.model.memory import MemoryCurve
 
-NAME = "memory_prediction"
 CLAIM = "Peak memory at four times the largest probed batch is predicted within 3 % (median) and 6 % (p95)."
 NEEDS_PEERS = False
 DEVICES = ("cpu", "cuda")

@@ -14,7 +14,6 @@ from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm
 from benchmarks._speed_probe import Size, start_probe
 
-NAME = "mode_cost"
 CLAIM = "What reproducible training costs in speed and, on a GPU, what fast mode gains."
 NEEDS_PEERS = False
 DEVICES = ("cpu", "cuda")

@@ -20,7 +20,6 @@ from fulltilt.records import Trial
 from fulltilt.tuner import TuneResult, tune
 from fulltilt.tuner.question.source import resolve_target
 
-NAME = "plan_quality"
 CLAIM = "The recommended plan runs at 0.97 or more of the speed of the fastest plan of the whole grid."
 NEEDS_PEERS = False
 DEVICES = ("cpu",)

@@ -15,7 +15,6 @@ from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm, judge
 from benchmarks._speed_probe import Size, start_probe
 
-NAME = "retain_memory"
 CLAIM = "Keeping freed memory makes training on the CPU as fast at least as without it."
 NEEDS_PEERS = False
 DEVICES = ("cpu",)

@@ -35,7 +35,6 @@ from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.measure import NullTimer
 from fulltilt.stats import compute_interval
 
-NAME = "simclr"
 CLAIM = (
     "Views for SimCLR are made faster than image by image, the exact large batch costs less than twice plain "
     "accumulation, and features learnt without a label beat those of a random encoder."
@@ -81,16 +80,13 @@ Arms = dict[str, Callable[[], float]]
 def run(context: Context) -> Findings:
     source = find_data(IMAGES)
     open_peers_of_data()
-    n_threads, size = torch.get_num_threads(), SIZES[context.device]
+    size = SIZES[context.device]
     torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
-            limit, n_labelled = count_images(size, quick=context.quick)
-            make_stl10(source, folder, size=SIDE, limit=limit, n_labelled=n_labelled)
-            arms, targets = measure_speed(Path(folder), size, quick=context.quick)
-            learnt, margin = measure_learning(Path(folder), size, quick=context.quick)
-    finally:
-        torch.set_num_threads(n_threads)
+    with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
+        limit, n_labelled = count_images(size, quick=context.quick)
+        make_stl10(source, folder, size=SIDE, limit=limit, n_labelled=n_labelled)
+        arms, targets = measure_speed(Path(folder), size, quick=context.quick)
+        learnt, margin = measure_learning(Path(folder), size, quick=context.quick)
     notes = (
         f"views of both loops: {VIEWS.format(side=SIDE)}; what is learnt from has {LEARNING_SIDE} pixels",
         f"{size.model} with SimCLR's projector, temperature 0.2, AdamW, {size.precision}, 1 thread; workers only in v2",

@@ -62,8 +62,7 @@ def test_a_machine_that_became_slower_for_good_is_no_stall_of_the_later_checkpoi
 def test_a_block_asks_for_the_batches_that_it_times():
     measure = functools.partial(checkpoint_stall.measure_block, device="cpu", batch_size=2, steps_each=6, n_threads=1)
     foreground, without = measure(FOREGROUND), measure(WITHOUT)
-    assert min(foreground.still_s, foreground.step_s, without.step_s) > 0
-    assert (foreground.waited_s, without.still_s, without.waited_s) == (0.0, 0.0, 0.0)
+    assert min(foreground.step_s, without.step_s) > 0
 
 
 @pytest.mark.usefixtures("_small_model")
@@ -99,7 +98,7 @@ def test_a_core_is_left_where_there_are_two(device, n_cores, expected):
 )
 def test_the_claim_is_half_of_the_foreground_in_every_round(beside_ms, foreground_ms, met):
     def block(stall_ms):
-        return (Block(stall_s=stall_ms / 1000, step_s=0.01, still_s=0.0, waited_s=0.0),) * 2
+        return (Block(stall_s=stall_ms / 1000, step_s=0.01),) * 2
 
     pairs = list(zip(beside_ms, foreground_ms, strict=True))
     rounds = [{WITHOUT: block(0), FOREGROUND: block(f), BESIDE: block(b)} for b, f in pairs]

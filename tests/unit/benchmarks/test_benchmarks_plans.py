@@ -6,8 +6,8 @@ import math
 
 import pytest
 from benchmarks import trial_startup
-from benchmarks._startup import Stopwatch, start_fresh_python
 from benchmarks.plan_quality import describe_duel, find_fastest, list_workloads
+from benchmarks.trial_startup import Stopwatch, start_fresh_python
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records import Trial, TrialRequest, dumps, loads

@@ -6,7 +6,6 @@ import json
 import math
 
 import pytest
-from benchmarks._runner import describe_result
 from benchmarks._schema import Arm, BenchmarkResult, build_arm, compute_bounds, judge, judge_median
 
 from fulltilt.hardware import read_machine
@@ -97,21 +96,6 @@ def test_a_result_comes_back_from_its_file_as_it_was_an_end_without_bound_as_nul
     del document["arms"][0]["n"]
     with pytest.raises(ValueError, match="n"):
         loads(BenchmarkResult, json.dumps(document))
-
-
-def test_the_description_shows_every_figure_and_every_judgement():
-    targets = tuple(judge(f"limit {limit}", 2.0, (1.0, 3.0), at_most=limit) for limit in (30, 2, 0.5))
-    text = describe_result(build_result(targets=targets))
-    assert "code of" not in text, "it is not known"
-    assert "code of abc123 with changes" in describe_result(build_result(commit="abc123", is_dirty=True))
-    assert "step 1 ms" in text
-    assert "2 (1 to 3) overhead_us_per_step, n=7" in text
-    assert "limit 30: at most 30; measured 2 (1 to 3): met" in text
-    assert "limit 2: at most 2; measured 2 (1 to 3): undecided" in text
-    assert "limit 0.5: at most 0.5; measured 2 (1 to 3): MISSED" in text
-    assert "note: a note" in text
-    assert "2 (1 to no bound) overhead_us_per_step" in describe_result(build_result(ci95=(1.0, None)))
-    assert "2 (no interval) overhead_us_per_step" in describe_result(build_result(ci95=(None, None)))
 
 
 def test_values_of_one_cluster_count_once():
