@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes.util
 from collections.abc import Mapping, Sequence
 
-from benchmarks._rounds import Round, compute_geometric_ratios, compute_means, run_rounds
+from benchmarks import _rounds
+from benchmarks._rounds import Round, compute_geometric_ratios, run_rounds
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm, judge
 from benchmarks._speed_probe import Size, start_probe
@@ -52,7 +53,7 @@ def run(context: Context) -> Findings:
         targets.append(judge(f"{case}: times as fast", ratio.median, ratio.ci95, at_least=LEAST_RATIO))
     notes = (
         f"an allocator in glibc's place as {LAUNCHER} has it; not installed here: {', '.join(missing) or 'none'}",
-        "the spread is the largest speed of a process over the smallest, of one arm and case; data are zeros in memory",
+        "data are zeros in memory",
     )
     return Findings(arms=tuple(arms), targets=tuple(targets), notes=notes)
 
@@ -70,21 +71,12 @@ def find_ways() -> tuple[dict[str, tuple[Mapping[str, object], Mapping[str, str]
 
 
 def build_arms(case: str, rounds: Sequence[Round[dict[str, float]]]) -> list[Arm]:
-    """Build arms for the figures of each way, for how far its processes lie apart, and last for its speedup."""
+    """Build arms for the figures of each way, and for its speedup."""
+    common = {"case": case, "unit_of_replication": "round of two processes"}
     arms = []
+    for metric in rounds[0][PLAIN][0]:
+        arms += _rounds.build_arms(rounds, lambda found, metric=metric: found[metric], metric=metric, **common)
+    rates = [{way: (a["samples_per_s"], b["samples_per_s"]) for way, (a, b) in blocks.items()} for blocks in rounds]
     for way in rounds[0]:
-        common = {"case": case, "arm": way, "unit_of_replication": "round of two processes"}
-        for metric in rounds[0][PLAIN][0]:
-            values = compute_means(rounds, way, lambda found, metric=metric: found[metric])
-            arms.append(build_arm(values, metric=metric, **common))
-        rates = [_read_rate(found) for blocks in rounds for found in blocks[way]]
-        spread = [max(rates) / min(rates)]
-        arms.append(build_arm(spread, case=case, arm=way, metric="spread_ratio", unit_of_replication="all processes"))
-    for way in rounds[0]:
-        ratios = compute_geometric_ratios(rounds, way, PLAIN, _read_rate)
-        arms.append(build_arm(ratios, case=case, arm=way, metric=FASTER, unit_of_replication="round of two processes"))
+        arms.append(build_arm(compute_geometric_ratios(rates, way, PLAIN), arm=way, metric=FASTER, **common))
     return arms
-
-
-def _read_rate(found: Mapping[str, float]) -> float:
-    return found["samples_per_s"]
