@@ -44,19 +44,22 @@ def start_probe(
     return call_in_process(f"{__name__}:probe", asked, timeout_s=TIMEOUT_S, environment=environment)
 
 
+def build_images(model: str, n_samples: int, n_channels: int, side_px: int) -> Workload:
+    """Build a workload of black images in memory."""
+    images = torch.zeros(n_samples, n_channels, side_px, side_px)
+    return Workload(
+        model=lambda: build_model(model, n_classes=10, in_channels=n_channels),
+        dataset=lambda: TensorDataset(images, torch.zeros(n_samples).long()),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: optim.AdamW(parameters, lr=1e-4),
+    )
+
+
 def probe(
     values: dict[str, Any], device: str, model: str, batch_size: int, n_channels: int, side_px: int
 ) -> dict[str, float]:
     """Measure speed by the median step, pages that the system brought and its CPU time a step, and peak memory."""
-    n_samples = N_BATCHES * batch_size
-    workload = Workload(
-        model=lambda: build_model(model, n_classes=10, in_channels=n_channels),
-        dataset=lambda: TensorDataset(
-            torch.zeros(n_samples, n_channels, side_px, side_px), torch.zeros(n_samples).long()
-        ),
-        loss=nn.CrossEntropyLoss(),
-        optimizer=lambda parameters: optim.AdamW(parameters, lr=1e-4),
-    )
+    workload = build_images(model, N_BATCHES * batch_size, n_channels, side_px)
     config = config_from_values({**values, "data": {"batch_size": batch_size, "num_workers": 0}}, base_dir=".")
     with build_run(config, plan_of(config), device=device, workload=workload) as run:
         step, seconds, epoch = TrainStep(run), list[float](), 0
