@@ -55,6 +55,9 @@ def test_every_plan_that_fits_was_run_as_often_as_asked_and_the_others_have_a_ro
     assert {len(rows) for rows in runs.values() if rows[0].status == "ok"} == {N_REPEATS}
     assert {rows[0].status for rows in runs.values()} == {"ok", "out_of_memory", "skipped"}
     assert all(len(rows) == 1 for rows in runs.values() if rows[0].status != "ok")
+    repeats = [row.plan for row in recorded.rows if row.kind == "repeat"]
+    half = len(repeats) // 2
+    assert repeats[:half] == repeats[half:][::-1], "rounds turn around"
 
 
 def test_every_part_was_run_once(recorded):
@@ -83,12 +86,6 @@ def test_what_did_not_fit_is_out_of_memory_also_where_it_was_not_run(recorded):
         machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w")
     with pytest.raises(KeyError, match="no loader probe"):
         machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w", kind="loader")
-
-
-def test_rounds_turn_around(recorded):
-    repeats = [row.plan for row in recorded.rows if row.kind == "repeat"]
-    half = len(repeats) // 2
-    assert repeats[:half] == repeats[half:][::-1]
 
 
 def test_a_recording_comes_back_from_its_file_as_it_was(recorded, tmp_path):
