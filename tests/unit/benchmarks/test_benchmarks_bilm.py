@@ -9,7 +9,7 @@ import pytest
 import torch
 from benchmarks import _bilm_arms, _bilm_costs, bilm
 from benchmarks._bilm_arms import Size, Trained, open_windows, take_batches
-from benchmarks._bilm_guide import AFTER, ALL_EACH_BATCH, BEFORE, COSTS, GuideModel, Habits, compute_accuracies, is_due
+from benchmarks._bilm_guide import AFTER, ALL_EACH_BATCH, BEFORE, COSTS, GuideModel, Habits, is_due
 
 from fulltilt.data import build_loader
 
@@ -61,14 +61,6 @@ def test_every_cost_spares_one_thing_and_no_parameter():
     assert AFTER.reads_every_step, "the guide's changes leave the true costs"
     assert [is_due(i, 3) for i in range(4)] == [True, False, False, True]
     assert not is_due(0, 0)
-
-
-def test_accuracies_are_those_of_a_sorted_list():
-    logits, wanted = torch.randn(2, 3, 20), torch.randint(20, (2, 3))
-    order = logits.argsort(-1, descending=True)
-    top1, top5 = ((order[..., :k] == wanted[..., None]).any(-1).float().mean() for k in (1, 5))
-    got = compute_accuracies([logits], [wanted])
-    assert [value.item() for value in got] == [top1.item(), top5.item()]
 
 
 def test_batches_come_in_the_engines_order_over_epochs():
