@@ -36,7 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_peer_tests(TESTS_WITH_PEERS)
     chosen = _choose(parser, args, found)
     if args.device != "cpu":
-        _check_device(parser, args.device)
+        from fulltilt.engine.build.builder import check_device
+
+        try:  # what is missing is said once and not by each benchmark
+            check_device(args.device)
+        except DeviceError as error:
+            parser.error(str(error))
     context = Context(device=args.device, quick=args.quick)
     failures = 0
     for name, module in chosen.items():
@@ -50,16 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             said = said if args.quick else f"written: {write_result(result)}"
             print(describe(result, f"{name}-{context.device}.json", with_arms=True), *result.notes, said, sep="\n")
     return min(failures, 1)
-
-
-def _check_device(parser: argparse.ArgumentParser, device: str) -> None:
-    """Say what is missing before the first benchmark starts, and not by each of them."""
-    from fulltilt.engine.build.builder import check_device
-
-    try:
-        check_device(device)
-    except DeviceError as error:
-        parser.error(str(error))
 
 
 def _choose(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._duel import RunPlan, open_runner
+from benchmarks._duel import RunPlan, open_runner, span_axes
 from benchmarks._peers_finders import FINDERS, is_available
 from benchmarks._peers_job import Attempt
 from benchmarks._peers_process import Found, Search, run_search
@@ -136,18 +136,8 @@ def list_cases(context: Context) -> list[Case]:
 
 def build_settings(case: Case, context: Context) -> dict[str, Any]:
     """Span one axis, the batch size: it is the only lever that the peers have."""
-    return {
-        "run.device": context.device,
-        "data.batch_size": 64,
-        "speed.precision": "fp32",
-        "speed.threads": 1 if context.device == "cpu" else None,
-        "benchmark.batch_sizes": list(case.batch_sizes),
-        "benchmark.num_workers_options": [0],
-        "benchmark.steps_per_test": 3 if context.quick else 10,
-        "benchmark.test_mixed_precision": False,
-        "benchmark.test_pin_memory": False,
-        "benchmark.levers": {},
-    }
+    n_steps = 3 if context.quick else 10
+    return {"data.batch_size": 64, **span_axes(case.batch_sizes, [0], {}, device=context.device, n_steps=n_steps)}
 
 
 def plan_search(name: str, case: Case, context: Context) -> Search:

@@ -164,7 +164,7 @@ def test_a_benchmark_of_two_gpus_is_skipped_by_name_with_fewer(monkeypatch, caps
     module = find_benchmarks()["ddp_efficiency"]
     monkeypatch.setattr(module, "run", lambda context: ran.append(context.device) or FINDINGS)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
-    monkeypatch.setattr("benchmarks.__main__._check_device", lambda parser, device: None)
+    monkeypatch.setattr("fulltilt.engine.build.builder.check_device", lambda device: None)
     assert main(["ddp_efficiency", "--device", "cuda", "--quick"]) == 0
     said = (
         f"ddp_efficiency: skipped on cuda: its 2 ranks join over NCCL and need a GPU each; this machine shows {n_gpus}"
