@@ -47,6 +47,7 @@ def describe(result: BenchmarkResult, file: str, *, with_arms: bool = False) -> 
             *_describe_recorded(result),
         ]
     if with_arms or not result.targets:
+        lines += [""] if result.targets else []
         lines += ["| case | arm | median | n |", "|---|---|---|---|", *map(_describe_arm, result.arms)]
     return "\n".join([*lines, ""])
 
