@@ -57,9 +57,11 @@ def compute_ratios(
     return [value / base for value, base in pairs]
 
 
-def compute_geometric_ratios(rounds: Sequence[Round[float]], arm: str, reference: str) -> list[float]:
+def compute_geometric_ratios(
+    rounds: Sequence[Round[B]], arm: str, reference: str, read: Callable[[B], float] = float
+) -> list[float]:
     """Return one figure a round: the arm over the reference, by the geometric means of their blocks."""
-    return [math.exp(gap) for gap in compute_differences(rounds, arm, reference, math.log)]
+    return [math.exp(gap) for gap in compute_differences(rounds, arm, reference, lambda block: math.log(read(block)))]
 
 
 def compute_differences_pct(
