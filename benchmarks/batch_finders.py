@@ -110,7 +110,7 @@ def compare_finders(case: Case, names: Sequence[str], context: Context, folder: 
     ) as run_plan:  # fmt: skip
         limit_bytes = find_limit_bytes(case, aim.config, context, run_plan)
         searches = {name: run_search(plan_search(name, case, context)) for name in names}
-        options: dict[str, Any] = {"quick": True, "budget": 20.0} if context.quick else {}
+        options: dict[str, Any] = {"quick": True, "budget": 60.0} if context.quick else {}
         result = tune(case.target, settings=settings, memory_limit=limit_bytes, out=folder / "tune", **options)
         plan = result.picks.recommended.trial.plan
         searches = {OURS: describe_tune(result), **searches}
