@@ -7,12 +7,11 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from benchmarks._document import describe
 from benchmarks._runner import (
     TESTS_WITH_PEERS,
     Context,
-    describe_result,
     find_benchmarks,
-    find_obstacle,
     run_benchmark,
     run_in_peers_environment,
     run_peer_tests,
@@ -37,30 +36,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_peer_tests(TESTS_WITH_PEERS)
     chosen = _choose(parser, args, found)
     if args.device != "cpu":
-        _check_device(parser, args.device)
+        from fulltilt.engine.build.builder import check_device
+
+        try:  # what is missing is said once and not by each benchmark
+            check_device(args.device)
+        except DeviceError as error:
+            parser.error(str(error))
     context = Context(device=args.device, quick=args.quick)
     failures = 0
     for name, module in chosen.items():
-        if obstacle := find_obstacle(module, context):
+        if obstacle := getattr(module, "find_obstacle", lambda context: None)(context):
             print(f"{name}: skipped on {context.device}: {obstacle}", flush=True)
         elif module.NEEDS_PEERS and not args.here:
             failures += run_in_peers_environment(name, context) != 0
         else:
-            result = run_benchmark(module, context)
-            quick = "quick: nothing was written, and too few repetitions for an interval"
-            print(describe_result(result), flush=True)
-            print(f"  {quick if args.quick else f'written: {write_result(result)}'}", flush=True)
+            result = run_benchmark(name, module, context)
+            said = "quick: nothing was written, and too few repetitions for an interval"
+            said = said if args.quick else f"written: {write_result(result)}"
+            print(describe(result, f"{name}-{context.device}.json", with_arms=True), *result.notes, said, sep="\n")
     return min(failures, 1)
-
-
-def _check_device(parser: argparse.ArgumentParser, device: str) -> None:
-    """Say what is missing before the first benchmark starts, and not by each of them."""
-    from fulltilt.engine.build.builder import check_device
-
-    try:
-        check_device(device)
-    except DeviceError as error:
-        parser.error(str(error))
 
 
 def _choose(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ from fulltilt.data.text.text import TokenWindows, text
 from fulltilt.data.text.tokens import TokenStream
 from fulltilt.engine.loop.train import train
 from fulltilt.listeners import CsvLog, MetricsTracker
-from fulltilt.records import Evaluated, Event, RunStarted, StepsDone
+from fulltilt.records import Evaluated, Event
 from fulltilt.tasks import build_language_model
 from fulltilt.tasks.models.bilm import BiLM
 
@@ -55,16 +54,11 @@ class Trained:
 
     n_words: int
     seconds: float
-    cpu_s: float
     perplexity: float
 
     @property
     def words_per_s(self) -> float:
         return self.n_words / self.seconds
-
-    @property
-    def words_per_cpu_s(self) -> float:
-        return self.n_words / self.cpu_s
 
 
 def prepare(folder: Path) -> tuple[Path | None, str]:
@@ -83,13 +77,13 @@ def prepare(folder: Path) -> tuple[Path | None, str]:
 def train_guide(tokens: Path | None, size: Size, device: str, folder: Path, seed: int, *, habits: Habits) -> Trained:
     loop = build_loop(tokens, size, device, folder, habits, seed=seed)
     windows, held_out = open_windows(tokens, size)
-    clocks = Clocks(device)
+    began_s = read_clock(device)
     loop.run(take_batches(windows, size, seed))
-    wall_s, cpu_s = clocks.read()
+    seconds = read_clock(device) - began_s
     starts = range(0, len(held_out), size.batch_size)
     batches = (held_out.get_batch(range(i, min(i + size.batch_size, len(held_out)))) for i in starts)
     perplexity = loop.compute_perplexity(batches)
-    return Trained(n_words=size.n_steps * size.n_words_per_step, seconds=wall_s, cpu_s=cpu_s, perplexity=perplexity)
+    return Trained(n_words=size.n_steps * size.n_words_per_step, seconds=seconds, perplexity=perplexity)
 
 
 def train_ours(
@@ -115,57 +109,33 @@ def train_ours(
         optimizer=functools.partial(torch.optim.Adam, lr=LEARNING_RATE, fused=True),
         **options,
     )
-    every = evaluate_every or size.n_steps
-    log_every = math.gcd(10, every)  # the last step before an evaluation is told: its CPU time is read there
-    run = {"epochs": 10_000, "device": device, "seed": seed, "checkpoint_every": None, "log_every_n_steps": log_every}
+    run = {"epochs": 10_000, "device": device, "seed": seed, "checkpoint_every": None}
     config = config_from_values(
         {
             "data": {"batch_size": size.batch_size, "drop_last": True},
             "optim": {"clip_norm": CLIP_NORM},
             "speed": {"threads": 1 if device == "cpu" else None, "fused_optimizer": True},
-            "run": {**run, "evaluate_every": f"{every} steps"},
+            "run": {**run, "evaluate_every": f"{evaluate_every or size.n_steps} steps"},
         },
         base_dir=str(ROOT),
     )
     found: list[Trained] = []
-    listeners = [CsvLog(folder), MetricsTracker(folder / "metrics"), _watch_evaluations(found, size.n_words_per_step)]
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Evaluated):
+            n_words, perplexity = event.step * size.n_words_per_step, event.metrics["perplexity"]
+            found.append(Trained(n_words=n_words, seconds=event.training_seconds, perplexity=perplexity))
+
+    listeners = [CsvLog(folder), MetricsTracker(folder / "metrics"), listen]
     train(config, out_dir=folder, listeners=listeners, workload=workload, max_steps=size.n_steps)
     return found
 
 
-def _watch_evaluations(found: list[Trained], n_words_per_step: int) -> Any:
-    """Return a listener that adds a ``Trained`` for each evaluation, whose own time counts for nothing."""
-    cpu_s = mark_s = 0.0
-
-    def listen(event: Event) -> None:
-        nonlocal cpu_s, mark_s
-        now_s = time.process_time()
-        if isinstance(event, StepsDone):
-            cpu_s += now_s - mark_s
-        elif isinstance(event, Evaluated):
-            perplexity, n_words = event.metrics["perplexity"], event.step * n_words_per_step
-            found.append(Trained(n_words=n_words, seconds=event.training_seconds, cpu_s=cpu_s, perplexity=perplexity))
-        if isinstance(event, RunStarted | StepsDone | Evaluated):
-            mark_s = now_s
-
-    return listen
-
-
-class Clocks:
-    """Wall and CPU time since it was made."""
-
-    def __init__(self, device: str):
-        self._device = device
-        self._synchronize()
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-
-    def read(self) -> tuple[float, float]:
-        self._synchronize()
-        return time.perf_counter() - self._wall, time.process_time() - self._cpu
-
-    def _synchronize(self) -> None:
-        if self._device == "cuda":
-            torch.cuda.synchronize()
+def read_clock(device: str) -> float:
+    """Read the wall clock once the device is done."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def open_windows(tokens: Path | None, size: Size) -> tuple[TokenWindows, TokenWindows]:

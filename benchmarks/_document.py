@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks._runner import RESULTS, SAID, describe_code
+from benchmarks._runner import RESULTS
 from benchmarks._schema import Arm, BenchmarkResult, Target, describe_interval
 from fulltilt.records import loads
 
 RECORDED = "recorded: "
+SAID = {True: "met", False: "missed", None: "undecided"}
 HEAD = """# What was measured
 
 Written from the files under `benchmarks/results/` by `python -m benchmarks._document > docs/measured.md`; how to read
@@ -22,10 +23,11 @@ them is in [benchmarks.md](benchmarks.md). Intervals are of 95 %; what a whole i
 def build_page(results: Path = RESULTS) -> str:
     """Write every result file by name: its targets, and what was recorded beside them; where it has none, its arms."""
     paths = sorted(results.glob("*.json"))
-    return "\n".join([HEAD, *(_describe(loads(BenchmarkResult, path.read_text("utf-8")), path) for path in paths)])
+    return "\n".join([HEAD, *(describe(loads(BenchmarkResult, path.read_text("utf-8")), path.name) for path in paths)])
 
 
-def _describe(result: BenchmarkResult, path: Path) -> str:
+def describe(result: BenchmarkResult, file: str, *, with_arms: bool = False) -> str:
+    """Write a section on a result: its targets, and its arms where it has no target or they are asked for."""
     pressure = result.cpu_pressure_pct
     waited = "" if pressure is None else f"; some task waited for a core {pressure:.0f} % of the time"
     cpu = f"{result.machine.cpu_model}, {result.machine.n_cores_usable} cores"
@@ -34,7 +36,7 @@ def _describe(result: BenchmarkResult, path: Path) -> str:
         "",
         result.claim,
         "",
-        f"[{path.name}](../benchmarks/results/{path.name}), {result.date}{describe_code(result)}; {cpu}{waited}.",
+        f"[{file}](../benchmarks/results/{file}), {result.date}{_describe_code(result)}; {cpu}{waited}.",
         "",
     ]
     if result.targets:
@@ -44,9 +46,14 @@ def _describe(result: BenchmarkResult, path: Path) -> str:
             *map(_describe_target, result.targets),
             *_describe_recorded(result),
         ]
-    else:
+    if with_arms or not result.targets:
+        lines += [""] if result.targets else []
         lines += ["| case | arm | median | n |", "|---|---|---|---|", *map(_describe_arm, result.arms)]
     return "\n".join([*lines, ""])
+
+
+def _describe_code(result: BenchmarkResult) -> str:
+    return "" if result.commit is None else f", code of {result.commit}{' with changes' if result.is_dirty else ''}"
 
 
 def _describe_recorded(result: BenchmarkResult) -> list[str]:
@@ -74,7 +81,7 @@ def _join(cells: Sequence[str]) -> str:
 def _describe_target(target: Target) -> str:
     interval = "" if target.ci95 is None else f" ({describe_interval(target.ci95)})"
     limit, figure = f"{target.comparison} {target.limit:g}", f"{target.measured:.4g}{interval}"
-    return _join([target.name, limit, figure, SAID[target.met].lower()])
+    return _join([target.name, limit, figure, SAID[target.met]])
 
 
 def _describe_arm(arm: Arm) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fulltilt.records import Plan, Trial, TrialRequest
 from fulltilt.tuner import ProcessTarget
@@ -50,6 +51,24 @@ def _read_rate(trial: Trial) -> float:
     if trial.status != "ok" or not trial.samples_per_s:
         raise RuntimeError(f"the trial of {describe_plan(trial.plan)} ended with {trial.status}: {trial.reason}")
     return trial.samples_per_s
+
+
+def span_axes(
+    batch_sizes: Sequence[int], num_workers: Sequence[int], levers: Mapping[str, Any], *, device: str, n_steps: int
+) -> dict[str, Any]:
+    """Return the settings whose space has these axes and no other, in fp32."""
+    return {
+        "run.device": device,
+        "speed.precision": "fp32",
+        # Two threads on two cores wait for each other whenever anything else runs.
+        "speed.threads": 1 if device == "cpu" else None,
+        "benchmark.batch_sizes": list(batch_sizes),
+        "benchmark.num_workers_options": list(num_workers),
+        "benchmark.steps_per_test": n_steps,
+        "benchmark.test_mixed_precision": False,
+        "benchmark.test_pin_memory": False,
+        "benchmark.levers": dict(levers),
+    }
 
 
 def describe_plan(plan: Plan, levers: Sequence[str] = ()) -> str:

@@ -14,6 +14,7 @@ import ctypes
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import io
 import resource
 import tempfile
@@ -287,47 +288,54 @@ OURS = "fulltilt"
 OURS_LISTENING = "fulltilt with metrics, CSV and progress"
 LIGHTNING_LISTENING = "lightning with a metric, CSV and progress"
 
-ARMS: Mapping[str, Callable[[nn.Module, MarkedRows], None]] = {
-    REFERENCE: run_by_hand,
-    AGAIN: run_by_hand,
-    OURS: run_fulltilt,
-    OURS_LISTENING: functools.partial(run_fulltilt, with_listeners=True),
-    "lightning": run_lightning,
-    LIGHTNING_LISTENING: run_lightning_listening,
-    "fabric": run_fabric,
-    "accelerate": run_accelerate,
-}
 
-PEERS = {
-    "lightning": "lightning",
-    LIGHTNING_LISTENING: "lightning",
-    "fabric": "lightning",
-    "accelerate": "accelerate",
-}
-"""Arms of other libraries → the package they need."""
+class Loop(NamedTuple):
+    """An arm: what trains a model on a dataset, its settings, and the package of another library that it needs."""
 
-NOTES = {
-    REFERENCE: "for inputs, targets in loader: forward, backward, step, zero_grad; the loss is never read",
-    AGAIN: "the reference against itself: what the method calls a difference when there is none",
-    OURS: "engine.train.train with no listener; keeps the loss, reads it every 10 steps, sets the learning rate",
-    OURS_LISTENING: (
+    run: Callable[[nn.Module, MarkedRows], None]
+    note: str
+    package: str | None = None
+
+
+LOOPS: Mapping[str, Loop] = {
+    REFERENCE: Loop(
+        run_by_hand, "for inputs, targets in loader: forward, backward, step, zero_grad; the loss is never read"
+    ),
+    AGAIN: Loop(run_by_hand, "the reference against itself: what the method calls a difference when there is none"),
+    OURS: Loop(
+        run_fulltilt,
+        "engine.train.train with no listener; keeps the loss, reads it every 10 steps, sets the learning rate",
+    ),
+    OURS_LISTENING: Loop(
+        functools.partial(run_fulltilt, with_listeners=True),
         "the same with what `fulltilt train` has on, CSV, event log, progress bar on a terminal, and with accuracy "
         "over all training samples (training_metrics); rows are stored once a second and the bar is drawn twice a "
-        "second, so its blocks last two seconds"
+        "second, so its blocks last two seconds",
     ),
-    "lightning": "Trainer(barebones=True): https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.trainer.trainer.Trainer.html",
-    LIGHTNING_LISTENING: (
+    "lightning": Loop(
+        run_lightning,
+        "Trainer(barebones=True): "
+        "https://lightning.ai/docs/pytorch/stable/api/lightning.pytorch.trainer.trainer.Trainer.html",
+        "lightning",
+    ),
+    LIGHTNING_LISTENING: Loop(
+        run_lightning_listening,
         f"CSVLogger, TQDMProgressBar(refresh_rate={LIGHTNING_REFRESH_STEPS}), self.log of the batch's accuracy in "
         "every step, log_every_n_steps at its 50, no checkpoints, no model summary: "
-        "https://lightning.ai/docs/pytorch/stable/extensions/logging.html, .../common/progress_bar.html"
+        "https://lightning.ai/docs/pytorch/stable/extensions/logging.html, .../common/progress_bar.html",
+        "lightning",
     ),
-    "fabric": (
+    "fabric": Loop(
+        run_fabric,
         "setup, setup_dataloaders(move_to_device=False on a CPU), backward: "
-        "https://lightning.ai/docs/fabric/stable/fundamentals/convert.html"
+        "https://lightning.ai/docs/fabric/stable/fundamentals/convert.html",
+        "lightning",
     ),
-    "accelerate": (
+    "accelerate": Loop(
+        run_accelerate,
         "Accelerator(device_placement=False on a CPU), prepare, backward: "
-        "https://huggingface.co/docs/accelerate/package_reference/accelerator"
+        "https://huggingface.co/docs/accelerate/package_reference/accelerator",
+        "accelerate",
     ),
 }
 
@@ -344,7 +352,7 @@ def measure_block(arm: str, case: Case) -> Block:
         device=case.device,
     )
     with silence_peers():
-        ARMS[arm](move_home(build_model(case.width), case.width), dataset)
+        LOOPS[arm].run(move_home(build_model(case.width), case.width), dataset)
     if len(dataset.marks) != 2:
         raise RuntimeError(f"{arm} asked for too few batches: {len(dataset.marks)} of 2 marks were passed")
     start, end = dataset.marks
@@ -373,7 +381,10 @@ def calibrate_batch_size(target_ms: float, *, width: int, n_tries: int = 5, devi
     return 8 * low
 
 
-def load_peers(names: Sequence[str]) -> None:
-    """Import peers, before anything is timed and before their loggers are turned down."""
-    for package in {PEERS[name] for name in names if name in PEERS}:
+def load_loops() -> tuple[list[str], list[str]]:
+    """Import peers, before anything is timed and before their loggers are turned down; return ours, and theirs."""
+    packages = {loop.package for loop in LOOPS.values() if loop.package and importlib.util.find_spec(loop.package)}
+    for package in packages:
         importlib.import_module(package)
+    ours = [name for name, loop in LOOPS.items() if loop.package is None]
+    return ours, [name for name, loop in LOOPS.items() if loop.package in packages]

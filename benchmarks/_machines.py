@@ -19,7 +19,7 @@ jitter that lasts over steps (AR(1), 2 %) and slow steps (3 % of them), more whe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -59,23 +59,11 @@ class SimulatedMachine(MachineTruth):
         self._noise = np.random.default_rng([self.seed, 2, *name.encode()])
         self._drift_log = 0.0
 
-    def describe(self) -> str:
-        host, data = self.host, self.data
-        return (
-            f"{self.seed}: {self.model.size} {self.model.family}, {self.gpu.name}, {host.n_cores} cores, "
-            f"{data.decode_ms:.3g} ms and {self.model.sample_bytes / 1024:.4g} KiB a sample"
-        )
-
     def space(self, n_points: int) -> Space:
         """Span the guide's grid of 336 points, or with three further switches 2,688.
 
         Channels-last has no values where the model has no 2-d convolution, so the larger grid is 1,344 there.
-
-        Raises:
-            ValueError: another number of points.
         """
-        if n_points not in (336, 2688):
-            raise ValueError(f"a space of {n_points} points is not simulated; give 336 or 2688")
         axes: dict[str, tuple[Any, ...]] = {
             "batch_size": BATCH_SIZES,
             "num_workers": NUM_WORKERS,
@@ -179,10 +167,11 @@ class SimulatedMachine(MachineTruth):
         )  # fmt: skip
 
 
-def draw_machines(seeds: Iterable[int]) -> list[SimulatedMachine]:
+def draw_machines(seeds: Iterable[int]) -> Iterator[SimulatedMachine]:
     """Draw one machine a seed; seeds where no plan of the small grid fits are left out."""
-    machines = (SimulatedMachine(seed) for seed in seeds)
-    return [machine for machine in machines if any(machine.fits(plan) for plan in machine.space(336).grid())]
+    for machine in map(SimulatedMachine, seeds):
+        if any(map(machine.fits, machine.space(336).grid())):
+            yield machine
 
 
 def _build_partial(**figures: Any) -> Measurement:

@@ -36,8 +36,6 @@ class Arm:
     channels_last: bool = False
     compile: bool = False
     activation_checkpointing: bool = False
-    cudnn_benchmark: bool = False
-    fused_optimizer: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +67,7 @@ class StepModel:
 
     def __init__(self, model: Model, gpu: Gpu, host: Host, rng: np.random.Generator):
         self._gpu, self._host = gpu, host
+        self._bytes_per_s = 1e9 * gpu.bandwidth_gb_per_s * TRAFFIC_SHARE
         self.quirks = _draw_quirks(rng, model)
         self._read_layers(model.layers)
         self._layers_key = f"{model.family}{len(model.layers)}{self.quirks.fragmentation:.6f}"
@@ -93,7 +92,7 @@ class StepModel:
         """Return the seconds that the device computes, kernels back to back."""
         forward_s, backward_s = self._compute_kernels_s(arm, batch)
         again_s = forward_s[self._block >= 0].sum() if arm.activation_checkpointing else 0.0
-        return float(forward_s.sum() + again_s + backward_s.sum() + self._compute_optimizer_s(arm))
+        return float(forward_s.sum() + again_s + backward_s.sum() + self._compute_optimizer_s())
 
     def compute_dispatch_s(self, arm: Arm) -> float:
         """Return the seconds of one core that the host needs to launch a step."""
@@ -105,8 +104,7 @@ class StepModel:
         if arm.compile:
             kept = 1 - 0.72 * self.quirks.fused_share
             cost_us = kept * cost_us + 15 * us
-        per_tensor_us = 0.15 if arm.fused_optimizer else 0.9
-        return 1e-6 * (cost_us + per_tensor_us * self._n_tensors + 8 * us)
+        return 1e-6 * (cost_us + 0.9 * self._n_tensors + 8 * us)
 
     def estimate_compile_s(self, arm: Arm) -> float:
         return (6 + 0.22 * len(self._rows) * (1.3 if arm.activation_checkpointing else 1)) * arm.compile
@@ -114,8 +112,7 @@ class StepModel:
     def _compute_kernels_s(self, arm: Arm, batch: int) -> tuple[np.ndarray, np.ndarray]:
         width = np.where(arm.is_low & ~self._is_wide, 2.0, 4.0)
         moved = self._compute_traffic_bytes(arm, batch, width)
-        rate = 1e9 * self._gpu.bandwidth_gb_per_s * TRAFFIC_SHARE
-        forward_s, backward_s = moved / rate, 2.2 * moved / rate
+        forward_s, backward_s = moved / self._bytes_per_s, 2.2 * moved / self._bytes_per_s
         conv_rate = self._read_layout_rate(arm)
         m, n, k = batch * self._rows, self._cols, self._depth
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -166,8 +163,6 @@ class StepModel:
             options.append(waves * 2 * tile_rows * tile_cols * k / pieces / (unit_rate * share))
         seconds = np.stack(options, axis=1)
         taken = np.argmin(np.log(np.maximum(seconds, 1e-12)) + self.quirks.heuristic_log, axis=1)
-        if arm.cudnn_benchmark:
-            taken = np.where(self._is_conv, np.argmin(seconds, axis=1), taken)
         return np.take_along_axis(seconds, taken[:, None], axis=1)[:, 0] * self._serial**0.5
 
     def _choose_convolution(
@@ -177,18 +172,13 @@ class StepModel:
         nothing = np.zeros(len(first))
         if arm.is_low or arm.channels_last:
             return first, second, nothing
-        traffic_s = 6.0 * batch * (self._in + self._out) / (1e9 * self._gpu.bandwidth_gb_per_s * TRAFFIC_SHARE)
-        if arm.cudnn_benchmark:
-            gains = first / 2.25 + traffic_s < first
-        else:
-            gains = batch * self._rows >= self.quirks.winograd_from_rows
-        gains = gains & self._is_3x3
+        traffic_s = 6.0 * batch * (self._in + self._out) / self._bytes_per_s
+        gains = (batch * self._rows >= self.quirks.winograd_from_rows) & self._is_3x3
         return np.where(gains, first / 2.25, first), np.where(gains, second / 1.8, second), gains * traffic_s
 
-    def _compute_optimizer_s(self, arm: Arm) -> float:
-        moved_bytes = self._weights.sum() * (28 if arm.fused_optimizer else 52)
-        n_kernels = 1 + self._n_tensors // 60 if arm.fused_optimizer else 10 * (1 + self._n_tensors // 40)
-        return moved_bytes / (1e9 * self._gpu.bandwidth_gb_per_s * TRAFFIC_SHARE) + n_kernels * KERNEL_S
+    def _compute_optimizer_s(self) -> float:
+        n_kernels = 10 * (1 + self._n_tensors // 40)
+        return 52 * self._weights.sum() / self._bytes_per_s + n_kernels * KERNEL_S
 
     def compute_footprint(self, arm: Arm, batch: int) -> Footprint:
         """Return the peak over the walk: forwards, backwards layer by layer, the optimizer."""
@@ -204,7 +194,7 @@ class StepModel:
         casts = 2 * n_weights if arm.is_low else 0.0
         passing = batch * (self._in + self._out) * width
         tensors = float(np.max(live + passing + gradients)) + casts
-        stepping = (4 + (0 if arm.fused_optimizer else 4)) * n_weights
+        stepping = 8 * n_weights
         ideal = STATE_BYTES * n_weights + max(tensors, stepping)
         workspace = self._compute_workspace(arm, batch)
         allocated = STATE_BYTES * n_weights + max(tensors + workspace, stepping) + 512 * 3 * len(self._rows)
@@ -231,9 +221,7 @@ class StepModel:
         if not self._is_conv.any():
             return base
         area = batch * np.max((self._in + self._out) * self._is_conv) * (2.0 if arm.is_low else 4.0)
-        share = 0.9 if arm.cudnn_benchmark else 0.25
-        if arm.is_low and arm.channels_last:
-            share *= 0.3
+        share = 0.25 * (0.3 if arm.is_low and arm.channels_last else 1.0)
         return base + min(share * area, 0.12 * self._gpu.memory_gib * GIB)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A card, by its data sheet. ``low`` is the 16-bit format it has matrix units for."""
 
     name: str
@@ -22,25 +22,16 @@ class Gpu:
 
 
 GPUS = (
-    Gpu(name="laptop 8 GB", memory_gib=8, vector_tflops=11, matrix_tflops=45, bandwidth_gb_per_s=256,
-        n_multiprocessors=24, capability=(8, 9)),
-    Gpu(name="desktop 12 GB", memory_gib=12, vector_tflops=12.7, matrix_tflops=51, bandwidth_gb_per_s=360,
-        n_multiprocessors=28, capability=(8, 6)),
-    Gpu(name="cloud 16 GB", memory_gib=16, vector_tflops=8, matrix_tflops=45, bandwidth_gb_per_s=300,
-        n_multiprocessors=40, capability=(7, 5), low="fp16"),
-    Gpu(name="server 16 GB", memory_gib=16, vector_tflops=15, matrix_tflops=100, bandwidth_gb_per_s=900,
-        n_multiprocessors=80, capability=(7, 0), low="fp16"),
-    Gpu(name="desktop 24 GB", memory_gib=24, vector_tflops=35, matrix_tflops=71, bandwidth_gb_per_s=936,
-        n_multiprocessors=82, capability=(8, 6)),
-    Gpu(name="desktop 24 GB, newer", memory_gib=24, vector_tflops=82, matrix_tflops=165, bandwidth_gb_per_s=1008,
-        n_multiprocessors=128, capability=(8, 9)),
-    Gpu(name="server 40 GB", memory_gib=40, vector_tflops=19.5, matrix_tflops=250, bandwidth_gb_per_s=1555,
-        n_multiprocessors=108, capability=(8, 0)),
-    Gpu(name="server 80 GB", memory_gib=80, vector_tflops=19.5, matrix_tflops=250, bandwidth_gb_per_s=2039,
-        n_multiprocessors=108, capability=(8, 0)),
-    Gpu(name="server 80 GB, newer", memory_gib=80, vector_tflops=60, matrix_tflops=700, bandwidth_gb_per_s=3350,
-        n_multiprocessors=132, capability=(9, 0)),
-)  # fmt: skip
+    Gpu("laptop 8 GB", 8, 11, 45, 256, 24, (8, 9)),
+    Gpu("desktop 12 GB", 12, 12.7, 51, 360, 28, (8, 6)),
+    Gpu("cloud 16 GB", 16, 8, 45, 300, 40, (7, 5), "fp16"),
+    Gpu("server 16 GB", 16, 15, 100, 900, 80, (7, 0), "fp16"),
+    Gpu("desktop 24 GB", 24, 35, 71, 936, 82, (8, 6)),
+    Gpu("desktop 24 GB, newer", 24, 82, 165, 1008, 128, (8, 9)),
+    Gpu("server 40 GB", 40, 19.5, 250, 1555, 108, (8, 0)),
+    Gpu("server 80 GB", 80, 19.5, 250, 2039, 108, (8, 0)),
+    Gpu("server 80 GB, newer", 80, 60, 700, 3350, 132, (9, 0)),
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +94,7 @@ def draw_gpu(rng: np.random.Generator) -> Gpu:
     """Draw one of the classes, each figure up to a tenth off its data sheet (clocks, cooling, power limits)."""
     gpu = GPUS[int(rng.integers(len(GPUS)))]
     factors = rng.uniform(0.9, 1.05, 3)
-    return dataclasses.replace(
-        gpu,
+    return gpu._replace(
         vector_tflops=gpu.vector_tflops * factors[0],
         matrix_tflops=gpu.matrix_tflops * factors[1],
         bandwidth_gb_per_s=gpu.bandwidth_gb_per_s * factors[2],

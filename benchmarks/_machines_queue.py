@@ -28,7 +28,7 @@ EPS_S = 1e-12
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Lanes:
-    """One entry a plan; seconds are of one core at full speed, or of the device.
+    """One entry a plan, all with as many workers; seconds are of one core at full speed, or of the device.
 
     Attributes:
         make_s: To read, decode and collate one batch.
@@ -53,24 +53,16 @@ class Lanes:
     storage_share: float
     n_streams: float
 
-    def select(self, rows: np.ndarray) -> Lanes:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Lanes(**{name: v[rows] if isinstance(v, np.ndarray) else v for name, v in values.items()})
-
 
 def simulate_step_s(lanes: Lanes, host: Host, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean seconds between batches once running, and the mean number of processes that wanted a core.
 
-    Cost: a few hundred rounds of array operations for each number of workers, however many plans have it.
+    Cost: a few hundred rounds of array operations, however many plans there are.
     """
-    step_s, wanted = np.empty(len(lanes.n_workers)), np.empty(len(lanes.n_workers))
-    for n_workers in np.unique(lanes.n_workers):
-        rows = lanes.n_workers == n_workers
-        state = _Clockwork(lanes.select(rows), host, seed)
-        while state.advance():
-            pass
-        step_s[rows], wanted[rows] = state.measure_step_s(), state.measure_wanted()
-    return step_s, wanted
+    state = _Clockwork(lanes, host, seed)
+    while state.advance():
+        pass
+    return state.measure_step_s(), state.measure_wanted()
 
 
 def draw_spread(seed: int, n: int = 1024) -> np.ndarray:

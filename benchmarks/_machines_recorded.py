@@ -14,13 +14,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from fulltilt.errors import DataError
 from fulltilt.levers import Facts, load_catalogue
-from fulltilt.records import WHOLE_RUNS, Machine, Plan, Trial, decode, encode
+from fulltilt.records import WHOLE_RUNS, Machine, Plan, Trial, encode, loads
 from fulltilt.tuner.picks.recommend import MEMORY_SAFETY_PCT
 from fulltilt.tuner.question.space import COUPLED, Space
 from fulltilt.tuner.trials.rows import build_row
@@ -59,18 +58,6 @@ class GridRecording:
         rows = ",\n".join(json.dumps(encode(row), separators=(",", ":"), allow_nan=False) for row in self.rows)
         return f'{json.dumps(head, indent=1, allow_nan=False)[:-2]},\n "rows": [\n{rows}\n ]\n}}\n'
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file.
-
-        Raises:
-            DataError: it is no recording.
-        """
-        try:
-            return decode(cls, json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(f"{path} is no recorded grid: {error}") from None
-
     def build_space(self) -> Space:
         limit_gib = None if self.memory_gib is None else self.memory_gib * MEMORY_SAFETY_PCT / 100
         return Space(
@@ -80,7 +67,7 @@ class GridRecording:
 
 
 def read_recordings(folder: Path = RECORDINGS) -> list[GridRecording]:
-    return [GridRecording.read(path) for path in sorted(folder.glob("grid-*.json"))]
+    return [loads(GridRecording, path.read_text("utf-8")) for path in sorted(folder.glob("grid-*.json"))]
 
 
 def find_part(plan: Plan, kind: str) -> Plan:

@@ -1,4 +1,4 @@
-"""Run a search strategy on a simulated machine through the real session, and score what it ends at.
+"""Run a search strategy on a simulated or recorded machine through the real session, and score what it ends at.
 
 Every strategy that measures speed goes through the product's own last stage: finalists and the user's plan measured
 again side by side, then the recommended pick with its memory limit and its rule for ties.
@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import _tpe
 from benchmarks._machines import SimulatedMachine
 from benchmarks._machines_recorded import GridRecording, RecordedMachine
-from fulltilt.records import WHOLE_RUNS, Plan, Trial
+from fulltilt.records import WHOLE_RUNS, Plan
 from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.question.space import COUPLED, Space
 from fulltilt.tuner.search import strategies as search
@@ -35,32 +35,27 @@ class Truths:
     samples_per_s: Mapping[Plan, float]  # of plans that fit
     best: Plan  # the fastest below the memory safety limit, which is what a search may recommend
 
-    @property
-    def best_samples_per_s(self) -> float:
-        return self.samples_per_s[self.best]
-
     def compute_regret_pct(self, plan: Plan | None) -> float:
+        """Return the share of the best plan's true speed that ``plan`` loses; 100 for None."""
         rate = 0.0 if plan is None else self.samples_per_s.get(plan, 0.0)
-        return max(0.0, 100 * (1 - rate / self.best_samples_per_s))
+        return max(0.0, 100 * (1 - rate / self.samples_per_s[self.best]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """One search: what it cost and what it found.
+    """One search: what it found, and what it cost; the figures have the names of the arms' metrics.
 
-    ``fastest_regret_pct`` is the regret of the fastest row that could be recommended, before the rule for ties prefers
-    smaller batches and simpler plans at up to 3 % of speed.
+    ``regret_before_ties_pct`` is the regret of the fastest row that could be recommended, before the rule for ties
+    prefers smaller batches and simpler plans at up to 3 % of speed.
     """
 
     recommended: Plan | None
-    regret_pct: float  # of the recommended plan's true speed to that of the best plan; 100 without a pick
-    fastest_regret_pct: float
-    n_trials: int  # processes that ran a step or a loader: whole runs and probes, repeats among them
-    n_end_to_end: int  # whole runs of the search itself
-    n_repeats: int  # whole runs of the last stage
-    n_out_of_memory: int
-    n_memory_probes: int
-    rows: tuple[Trial, ...]
+    regret_pct: float  # of the recommended plan
+    regret_before_ties_pct: float
+    trials: int  # processes that ran a step or a loader: whole runs and probes, repeats among them
+    end_to_end_trials: int  # whole runs of the search itself
+    repeats: int  # whole runs of the last stage
+    out_of_memory: int
 
 
 def find_truths(machine: SimulatedMachine, n_points: int) -> Truths:
@@ -103,19 +98,17 @@ def run_search(truths: Truths, strategy: str) -> Score:
         ran = [row.plan for row in session.rows if row.status == "ok" and row.kind in WHOLE_RUNS]
         recommended = fastest = max(ran, key=lambda plan: plan["batch_size"], default=None)
     else:
-        recommended, fastest = _finish(session, machine, space, strategy)
+        recommended, fastest = _finish(session, truths, strategy)
     rows = (*session.rows, *session.probes)
     counts = Counter(row.kind for row in rows if row.status != "skipped")
     return Score(
         recommended=recommended,
         regret_pct=truths.compute_regret_pct(recommended),
-        fastest_regret_pct=truths.compute_regret_pct(fastest),
-        n_trials=sum(count for kind, count in counts.items() if kind != "memory"),
-        n_end_to_end=counts["end_to_end"],
-        n_repeats=counts[REPEAT] + counts[BASELINE],
-        n_out_of_memory=sum(row.status == "out_of_memory" for row in rows),
-        n_memory_probes=counts["memory"],
-        rows=tuple(sorted(rows, key=lambda row: int(row.id[1:]))),
+        regret_before_ties_pct=truths.compute_regret_pct(fastest),
+        trials=counts.total() - counts["memory"],
+        end_to_end_trials=counts["end_to_end"],
+        repeats=counts[REPEAT] + counts[BASELINE],
+        out_of_memory=sum(row.status == "out_of_memory" for row in rows),
     )
 
 
@@ -142,38 +135,25 @@ def find_largest_that_fits(space: Space) -> Strategy:
     mixed = space.axes.get("precision", (space.base["precision"],))[-1]
     start = space.with_value(space.base, "precision", mixed)
     sizes = space.axes[COUPLED]
-
-    def ask(size: int) -> Ask:
-        return Ask(plan=space.with_value(start, COUPLED, size), why=f"does batch {size} fit?")
-
     fits, fails, at = -1, len(sizes), 0
-    while at < len(sizes):
-        trial = yield ask(sizes[at])
-        if trial.status != "ok":
-            fails = at
-            break
-        fits, at = at, next((i for i, size in enumerate(sizes) if size >= 2 * sizes[at]), len(sizes))
     while fails - fits > 1:
-        middle = (fits + fails) // 2
-        trial = yield ask(sizes[middle])
-        fits, fails = (middle, fails) if trial.status == "ok" else (fits, middle)
+        trial = yield Ask(plan=space.with_value(start, COUPLED, sizes[at]), why=f"does batch {sizes[at]} fit?")
+        fits, fails = (at, fails) if trial.status == "ok" else (fits, at)
+        doubled = next((i for i, size in enumerate(sizes) if size >= 2 * sizes[at]), len(sizes))
+        at = doubled if fits == at and doubled < fails else (fits + fails) // 2
 
 
-def _finish(
-    session: Session, machine: SimulatedMachine | RecordedMachine, space: Space, strategy: str
-) -> tuple[Plan | None, Plan | None]:
+def _finish(session: Session, truths: Truths, strategy: str) -> tuple[Plan | None, Plan | None]:
     """Run the last stage of ``tune``: finalists and the user's plan again side by side; the pick, and the fastest."""
-    limit_gib = machine.recommendable_gib
+    machine, space = truths.machine, truths.space
     run_finals(session, space, n_finalists=search.count_finalists(strategy, session.rows))
     table, _ = recommend.merge_repeats(session.rows)
-    if not any(row.status == "ok" for row in table):
+    ran = [row for row in table if row.status == "ok"]
+    if not ran:
         return None, None
     picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=machine.memory_gib, runs=session.rows)
-    safe = [
-        row
-        for row in table
-        if row.status == "ok" and (limit_gib is None or (row.device_memory_peak_gib or 0.0) <= limit_gib)
-    ]
+    limit_gib = machine.recommendable_gib
+    safe = [row for row in ran if limit_gib is None or (row.device_memory_peak_gib or 0.0) <= limit_gib]
     field = recommend.find_confirmed(safe) or safe
     chosen = picks.recommended.trial.plan
     return chosen, max(field, key=lambda row: row.samples_per_s or 0.0).plan if field else chosen

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,12 +20,28 @@ SIZE_SHARES = (0.3, 0.35, 0.25, 0.1)  # small, medium, large, huge
 SMALL_COPY_BYTES = 64 * 1024  # a copy up to this is queued with its data and does not block
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Truth:
+class Truth(NamedTuple):
     """What a plan does in the long run, without noise."""
 
     step_s: float
     wanted_cores: float  # processes that wanted a core, on average
+
+
+class Lane(NamedTuple):
+    """A row of ``Lanes``, and what the begin of an epoch adds to each step: all that the time of a step hangs on."""
+
+    n_workers: int
+    prefetch: int
+    make_s: float
+    make_variation: float
+    receive_s: float
+    pin_s: float
+    lag_s: float
+    copy_s: float
+    launch_s: float
+    device_s: float
+    n_ahead: int
+    edge_s: float
 
 
 class MachineTruth:
@@ -32,7 +49,7 @@ class MachineTruth:
 
     def __init__(self, seed: int, rng: np.random.Generator):
         self.seed = seed
-        self._truths: dict[tuple[Any, ...], Truth] = {}
+        self._truths: dict[Lane, Truth] = {}
         self.gpu = draw_gpu(rng)
         self.host = draw_host(rng, self.gpu)
         family = str(rng.choice(sorted(FAMILIES)))
@@ -58,39 +75,19 @@ class MachineTruth:
     def find_truths(self, plans: Sequence[Plan], *, kind: str = "end_to_end") -> list[Truth]:
         """Find the truths of many plans at once, which costs little more than one; also of plans that do not fit."""
         part = kind if kind in ("device", "loader") else "whole"
-        keys = [self._identify(plan, part) for plan in plans]
-        missing = list({key: plan for key, plan in zip(keys, plans, strict=True) if key not in self._truths}.items())
-        if missing:
-            found = self._simulate([plan for _, plan in missing], part)
-            self._truths.update(zip((key for key, _ in missing), found, strict=True))
-        return [self._truths[key] for key in keys]
+        asked = [self._describe_lane(plan, part) for plan in plans]
+        missing = dict.fromkeys(lane for lane in asked if lane not in self._truths)
+        for _, found in itertools.groupby(sorted(missing), key=lambda lane: lane.n_workers):
+            group = list(found)
+            columns = dict(zip(Lane._fields, map(np.array, zip(*group, strict=True)), strict=True))
+            edges = columns.pop("edge_s")
+            lanes = Lanes(**columns, storage_share=self.data.storage_share, n_streams=self.data.n_streams)
+            step_s, wanted = simulate_step_s(lanes, self.host, seed=self.seed)
+            truths = map(Truth, (step_s + edges).tolist(), wanted.tolist())
+            self._truths.update(zip(group, truths, strict=True))
+        return [self._truths[lane] for lane in asked]
 
-    def forget_truths(self) -> None:
-        """Free the memory of what was simulated; it can be simulated again, and comes out the same."""
-        self._truths.clear()
-
-    def _identify(self, plan: Plan, part: str) -> tuple[Any, ...]:
-        """Return what a part of the step depends on."""
-        workers = plan["num_workers"]
-        device = (read_arm(plan), plan["batch_size"])
-        loader = (
-            plan["batch_size"], workers, plan["pin_memory"], plan["prefetch_factor"] if workers else 0,
-            plan["persistent_workers"] and workers > 0,
-        )  # fmt: skip
-        return (part, device if part != "loader" else None, loader if part != "device" else None)
-
-    def _simulate(self, plans: Sequence[Plan], part: str) -> list[Truth]:
-        rows = [self._describe_lane(plan, part) for plan in plans]
-        columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        lanes = Lanes(**columns, storage_share=self.data.storage_share, n_streams=self.data.n_streams)
-        step_s, wanted = simulate_step_s(lanes, self.host, seed=self.seed)
-        edges = [0.0 if part == "device" else self._compute_edge_s(plan) for plan in plans]
-        return [
-            Truth(step_s=float(seconds + edge), wanted_cores=float(cores))
-            for seconds, edge, cores in zip(step_s, edges, wanted, strict=True)
-        ]
-
-    def _describe_lane(self, plan: Plan, part: str) -> dict[str, Any]:
+    def _describe_lane(self, plan: Plan, part: str) -> Lane:
         host, batch, workers = self.host, plan["batch_size"], plan["num_workers"]
         size = batch * self.model.sample_bytes
         pinned = plan["pin_memory"]
@@ -102,19 +99,20 @@ class MachineTruth:
         blocks = has_loader and not pinned and size > SMALL_COPY_BYTES
         pin_s = size / (1e9 * host.pin_gb_per_s) + 5e-5
         by_thread = pinned and workers > 0
-        return {
-            "n_workers": workers if has_loader else 0,
-            "prefetch": plan["prefetch_factor"] or PREFETCH,
-            "make_s": self._compute_make_s(batch, workers > 0) if has_loader else 1e-9,
-            "make_variation": self.data.variation / np.sqrt(batch) + 0.01,
-            "receive_s": 1e-4 / host.speed if by_thread else receive_s,
-            "pin_s": 0.0 if not (pinned and has_loader) else pin_s + (receive_s if by_thread else 0.0),
-            "lag_s": 0.0 if blocks or not has_loader else size / (1e9 * host.pinned_gb_per_s) + 1e-5,
-            "copy_s": size / (1e9 * host.pageable_gb_per_s) + 2e-5 if blocks else 0.0,
-            "launch_s": launch_s,
-            "device_s": self._find_device_s(arm, batch) if has_step else 0.0,
-            "n_ahead": 0 if self.waits_each_step and has_step else n_ahead,
-        }
+        return Lane(
+            n_workers=workers if has_loader else 0,
+            prefetch=plan["prefetch_factor"] or PREFETCH,
+            make_s=self._compute_make_s(batch, workers > 0) if has_loader else 1e-9,
+            make_variation=self.data.variation / np.sqrt(batch) + 0.01,
+            receive_s=1e-4 / host.speed if by_thread else receive_s,
+            pin_s=0.0 if not (pinned and has_loader) else pin_s + (receive_s if by_thread else 0.0),
+            lag_s=0.0 if blocks or not has_loader else size / (1e9 * host.pinned_gb_per_s) + 1e-5,
+            copy_s=size / (1e9 * host.pageable_gb_per_s) + 2e-5 if blocks else 0.0,
+            launch_s=launch_s,
+            device_s=self._find_device_s(arm, batch) if has_step else 0.0,
+            n_ahead=0 if self.waits_each_step and has_step else n_ahead,
+            edge_s=self._compute_edge_s(plan) if has_loader else 0.0,
+        )
 
     def _compute_make_s(self, batch: int, is_worker: bool) -> float:
         """Return one core's seconds to read, decode and collate a batch; a worker moves it to shared memory, too."""

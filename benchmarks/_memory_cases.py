@@ -9,8 +9,9 @@ Shapes: B batch, T tokens, C channels, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn, optim
@@ -39,8 +40,7 @@ class Case:
         return [2**k for k in range(1, 12) if 2**k <= self.target // 4]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
+class Model(NamedTuple):
     """A model with its inputs, for any optimizer; ``target`` is as in ``Case``."""
 
     name: str
@@ -50,13 +50,12 @@ class Model:
     has_blocks: bool = True
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """An optimizer and the levers that are not at their defaults."""
 
     name: str
     optimizer: Callable[[Any], optim.Optimizer]
-    levers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    levers: dict[str, Any] = {}  # noqa: RUF012
     for_convolutions: bool = False
     for_blocks: bool = False
 
@@ -113,16 +112,9 @@ class GruTagger(nn.Module):
         return self.head(y_BTC[:, -1])
 
 
-def _sgd(parameters: Any) -> optim.Optimizer:
-    return optim.SGD(parameters, lr=1e-3, momentum=0.9)
-
-
-def _adamw(parameters: Any) -> optim.Optimizer:
-    return optim.AdamW(parameters, lr=1e-4)
-
-
-def _adam(parameters: Any) -> optim.Optimizer:
-    return optim.Adam(parameters, lr=1e-4)
+_sgd = functools.partial(optim.SGD, lr=1e-3, momentum=0.9)
+_adamw = functools.partial(optim.AdamW, lr=1e-4)
+_adam = functools.partial(optim.Adam, lr=1e-4)
 
 
 def _classify(name: str, model: Callable[[], nn.Module], inputs: Callable[[], Tensor]) -> Workload:
@@ -140,8 +132,8 @@ def _images(model: str, side_px: int) -> Workload:
     )
 
 
-def _convolutions(name: str, model: str, side_px: int, target: int) -> Model:
-    return Model(name=name, workload=_images(model, side_px), target=target, is_convolution=True)
+def _convolutions(model: str, side_px: int, target: int, name: str | None = None) -> Model:
+    return Model(name or model.replace(":", " "), _images(model, side_px), target, is_convolution=True)
 
 
 ZEROS_BT = torch.zeros(N_SAMPLES, N_TOKENS, dtype=torch.long)
@@ -162,28 +154,28 @@ sensors = build_diffusion(
 vit = _images("timm:vit_tiny_patch16_224(img_size=64)", 64)
 
 MODELS = (
-    _convolutions("own small_cnn", "small_cnn(in_channels=3)", 32, 256),
-    Model(name="GPT 4x192", workload=tokens, target=64),
-    Model(name="GRU 2x192", workload=tags, target=128, has_blocks=False),
-    Model(name="own mlp 4x512", workload=rows, target=2048),
-    Model(name="own sensor_transformer, diffusion", workload=sensors, target=32),
-    Model(name="timm vit_tiny", workload=vit, target=64),
-    _convolutions("own resnet18", "resnet18(small_images=True)", 16, 64),
-    _convolutions("own wideresnet-16-2", "wideresnet(depth=16, width=2)", 32, 64),
-    _convolutions("torchvision resnet18", "torchvision:resnet18", 64, 64),
-    _convolutions("torchvision resnet50", "torchvision:resnet50", 48, 32),
-    _convolutions("torchvision vgg11", "torchvision:vgg11", 32, 128),
-    _convolutions("torchvision mobilenet_v3_small", "torchvision:mobilenet_v3_small", 64, 64),
-    _convolutions("torchvision densenet121", "torchvision:densenet121", 32, 32),
+    _convolutions("small_cnn(in_channels=3)", 32, 256, "own small_cnn"),
+    Model("GPT 4x192", tokens, 64),
+    Model("GRU 2x192", tags, 128, has_blocks=False),
+    Model("own mlp 4x512", rows, 2048),
+    Model("own sensor_transformer, diffusion", sensors, 32),
+    Model("timm vit_tiny", vit, 64),
+    _convolutions("resnet18(small_images=True)", 16, 64, "own resnet18"),
+    _convolutions("wideresnet(depth=16, width=2)", 32, 64, "own wideresnet-16-2"),
+    _convolutions("torchvision:resnet18", 64, 64),
+    _convolutions("torchvision:resnet50", 48, 32),
+    _convolutions("torchvision:vgg11", 32, 128),
+    _convolutions("torchvision:mobilenet_v3_small", 64, 64),
+    _convolutions("torchvision:densenet121", 32, 32),
 )
 SETTINGS = (
-    Setting(name="adamw", optimizer=_adamw),
-    Setting(name="sgd", optimizer=_sgd),
-    Setting(name="adam, fused", optimizer=_adam, levers={"fused_optimizer": True}),
-    Setting(name="checkpointed", optimizer=_adamw, levers={"activation_checkpointing": True}, for_blocks=True),
-    Setting(name="accumulate 4", optimizer=_adamw, levers={"accumulate": 4}),
-    Setting(name="bf16", optimizer=_adamw, levers={"precision": "bf16"}),
-    Setting(name="channels_last", optimizer=_sgd, levers={"channels_last": True}, for_convolutions=True),
+    Setting("adamw", _adamw),
+    Setting("sgd", _sgd),
+    Setting("adam, fused", _adam, {"fused_optimizer": True}),
+    Setting("checkpointed", _adamw, {"activation_checkpointing": True}, for_blocks=True),
+    Setting("accumulate 4", _adamw, {"accumulate": 4}),
+    Setting("bf16", _adamw, {"precision": "bf16"}),
+    Setting("channels_last", _sgd, {"channels_last": True}, for_convolutions=True),
 )
 FIRST = ("own small_cnn, adamw", "GPT 4x192, bf16", "GRU 2x192, sgd", "torchvision resnet18, checkpointed")
 

@@ -1,4 +1,7 @@
-"""One case of ``memory_prediction``: its fake peaks, and its real peaks where asked.
+"""One case of ``memory_prediction``: its fake peaks, and its real peaks at batches that double until one is predicted.
+
+A search does not probe like this. Its real points are the probes of the device that it makes for speed, few of them
+far below the largest batch that fits; here they are kept small, so that the prediction has far to go.
 
 The real peak on a CPU is what torch's allocator handed out and had not got back, from the building of the model on:
 ``torch.profiler`` hears of every allocation and release from the allocator itself, scratch inside operators included,
@@ -12,60 +15,96 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks._memory_cases import Case, build_cases
-from benchmarks._memory_steps import measure_until_settled
 from fulltilt.engine import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.levers import default_plan
 from fulltilt.measure import NullTimer
 from fulltilt.measure.fake_memory import estimate_memory
-from fulltilt.tuner.search.model.memory import MemoryCurve
+from fulltilt.tuner.search.model.memory import SETTLED_PCT, TELLING_SHARE, MemoryCurve
 
 _GIB = 2**30
 
 
 def probe(name: str, device: str) -> dict[str, Any]:
-    """Estimate, measure small batches by doubling (``_memory_steps``), and measure what was to be predicted.
+    """Estimate, measure small batches by doubling, and measure what was to be predicted.
 
     Returns:
-        ``fake`` and ``real`` peaks in GiB by batch size, batches ``probed`` with and without fake points in order, the
-        seconds each kind took.
+        ``fake`` and ``real`` peaks in GiB by batch size, the batches ``probed``, the seconds of each estimate.
     """
     torch.set_num_threads(1)  # peaks do not depend on it, and a busy machine is finished sooner
     case = next(case for case in build_cases() if case.name == name)
     fake, persistent_gib, fake_s = _estimate_all(case, device)
     real: dict[int, float] = {}
-    real_s: list[float] = []
 
     def measure(batch_size: int) -> float:
         if batch_size not in real:
-            started = time.perf_counter()
             peak_bytes = measure_allocated_peak_bytes(lambda: _run_really(case, batch_size, device), device)
             real[batch_size] = peak_bytes / _GIB
-            real_s.append(time.perf_counter() - started)
         return real[batch_size]
 
-    with_fake = measure_until_settled(MemoryCurve(fake=fake, persistent_gib=persistent_gib), case.probes, measure)
-    without = measure_until_settled(MemoryCurve(persistent_gib=persistent_gib), case.probes, measure)
-    measure(case.probes[0])
-    measure(case.probes[1])
-    measure(case.target)
+    curve = measure_until_settled(MemoryCurve(fake=fake, persistent_gib=persistent_gib), case.probes, measure)
+    for batch_size in (*case.probes[:2], case.target):
+        measure(batch_size)
     return {
         "fake": fake,
         "real": dict(sorted(real.items())),
         "persistent_gib": persistent_gib,
-        "probed": list(with_fake.real),
-        "probed_without_fake": list(without.real),
+        "probed": list(curve.real),
         "fake_s": fake_s,
-        "real_s": real_s,
     }
+
+
+def measure_until_settled(
+    curve: MemoryCurve, candidates: Sequence[int], measure: Callable[[int], float]
+) -> MemoryCurve:
+    """Add real points to a curve of fake ones by doubling, until it is settled or the candidates end."""
+    while (batch_size := choose_next(curve, candidates)) is not None:
+        curve = dataclasses.replace(curve, real={**curve.real, batch_size: measure(batch_size)})
+    return curve
+
+
+def choose_next(curve: MemoryCurve, candidates: Sequence[int]) -> int | None:
+    """Return the next batch size to measure; None where the last one brought nothing new, or none is left above it."""
+    left = sorted(set(candidates) - set(curve.real))
+    if not left or is_settled(curve):
+        return None
+    if not curve.real:
+        return _find_telling(curve.fake, left)
+    last = max(curve.real)
+    above = [c for c in left if c > last]
+    return next((c for c in above if c >= 2 * last), max(above, default=None))
+
+
+def is_settled(curve: MemoryCurve) -> bool:
+    """Tell whether the last peak came out as predicted without it, while what grows with the batch was plain to see."""
+    *before, last = list(curve.real) or [0]
+    if not before:
+        return False
+    growth = (curve.real[last] - curve.real[before[-1]]) / (last - before[-1]) * last
+    if growth <= TELLING_SHARE * curve.real[last]:
+        return False
+    predicted = dataclasses.replace(curve, real={b: curve.real[b] for b in before}).predict_gib(last)
+    return abs(predicted.gib / curve.real[last] - 1) <= SETTLED_PCT / 100
+
+
+def _find_telling(fake: Mapping[int, float], candidates: Sequence[int]) -> int:
+    """Return the smallest batch whose fake peak shows growth, else the largest.
+
+    The slope at a candidate is that to the one below it, at the smallest that to the one above.
+    """
+    for batch, other in zip(candidates, [*candidates[1:2], *candidates], strict=False):
+        slope = (fake[batch] - fake[other]) / (batch - other)
+        if slope * batch > TELLING_SHARE * fake[batch]:
+            return batch
+    return candidates[-1]
 
 
 def measure_allocated_peak_bytes(work: Callable[[], None], device: str) -> int:

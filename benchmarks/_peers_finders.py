@@ -159,20 +159,19 @@ FINDERS: dict[str, Finder] = {
         )
         for mode in ("power", "binsearch")
     },
-    "accelerate, default start": Finder(
-        package="accelerate",
-        loads="accelerate",
-        n_steps=3,
-        find=functools.partial(find_with_accelerate, start=128),
-        settings=f"find_executable_batch_size(starting_batch_size=128), its default; 3 steps a trial: {_ACCELERATE}",
-    ),
-    "accelerate, largest start": Finder(
-        package="accelerate",
-        loads="accelerate",
-        n_steps=3,
-        find=functools.partial(find_with_accelerate, start=None),
-        settings=f"find_executable_batch_size from the largest batch of the space; 3 steps a trial: {_ACCELERATE}",
-    ),
+    **{
+        f"accelerate, {name} start": Finder(
+            package="accelerate",
+            loads="accelerate",
+            n_steps=3,
+            find=functools.partial(find_with_accelerate, start=start),
+            settings=f"find_executable_batch_size{said}; 3 steps a trial: {_ACCELERATE}",
+        )
+        for name, start, said in (
+            ("default", 128, "(starting_batch_size=128), its default"),
+            ("largest", None, " from the largest batch of the space"),
+        )
+    },
     "timm": Finder(
         package="timm",
         loads=None,

@@ -6,6 +6,7 @@ Both hold far more activation than they compute: a memory limit is met at a batc
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import torch
@@ -68,31 +69,19 @@ def _read_digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(pixels.astype(np.float32) / 16), torch.from_numpy(labels)
 
 
-def build_optimizer(parameters) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-cnn = Workload(model=build_cnn, dataset=build_images, loss=nn.CrossEntropyLoss(), optimizer=build_optimizer, name="cnn")
-transformer = Workload(
-    model=RowTransformer, dataset=build_rows, loss=nn.CrossEntropyLoss(), optimizer=build_optimizer, name="transformer"
-)
-
+build = functools.partial(Workload, loss=nn.CrossEntropyLoss(), optimizer=functools.partial(torch.optim.AdamW, lr=1e-3))
+cnn = build(model=build_cnn, dataset=build_images, name="cnn")
+transformer = build(model=RowTransformer, dataset=build_rows, name="transformer")
 CASES = {
-    case.name: case
-    for case in (
-        Case(
-            name="digits 64×64, small CNN",
-            target=f"{__name__}:cnn",
-            workload=cnn,
-            batch_sizes=tuple(2**k for k in range(1, 11)),
-            room_mib=384,
-        ),
-        Case(
-            name="digits, small transformer",
-            target=f"{__name__}:transformer",
-            workload=transformer,
-            batch_sizes=tuple(2**k for k in range(1, 14)),
-            room_mib=512,
-        ),
+    name: Case(
+        name=name,
+        target=f"{__name__}:{workload.name}",
+        workload=workload,
+        batch_sizes=tuple(2**k for k in range(1, n_sizes + 1)),
+        room_mib=room_mib,
+    )
+    for name, workload, n_sizes, room_mib in (
+        ("digits 64×64, small CNN", cnn, 10, 384),
+        ("digits, small transformer", transformer, 13, 512),
     )
 }

@@ -6,17 +6,14 @@ import collections
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from benchmarks._runner import RESULTS, ROOT
 from benchmarks._schema import Arm, BenchmarkResult, Target
-from fulltilt.errors import format_nearest
 from fulltilt.records import loads
 
 PAGE = ROOT / "README.md"
 START, END = "<!-- written by python -m benchmarks._readme -->", "<!-- end of what is written -->"
 
-T = TypeVar("T")
 Describe = Callable[[BenchmarkResult], tuple[str, str]]
 """A result → what is claimed, and what was measured."""
 
@@ -26,7 +23,7 @@ def build_table(results: Path = RESULTS) -> str:
 
     Raises:
         FileNotFoundError: a row has no result file.
-        LookupError: a result lacks an arm or a target that its row speaks of.
+        KeyError: a result lacks an arm or a target that its row speaks of.
     """
     found = {stem: loads(BenchmarkResult, (results / f"{stem}.json").read_text("utf-8")) for stem in ROWS}
     usual = collections.Counter(map(name_machine, found.values())).most_common(1)[0][0]
@@ -57,18 +54,11 @@ def name_machine(result: BenchmarkResult) -> str:
 
 
 def find_arm(result: BenchmarkResult, case: str, arm: str, metric: str) -> Arm:
-    arms = {f"{a.case}; {a.arm}; {a.metric}": a for a in result.arms}
-    return _find(result, "arm", f"{case}; {arm}; {metric}", arms)
+    return {(a.case, a.arm, a.metric): a for a in result.arms}[case, arm, metric]
 
 
 def find_target(result: BenchmarkResult, name: str) -> Target:
-    return _find(result, "target", name, {target.name: target for target in result.targets})
-
-
-def _find(result: BenchmarkResult, kind: str, name: str, known: Mapping[str, T]) -> T:
-    if name not in known:
-        raise LookupError(f"{result.name} has no {kind} {name!r} for its row; {format_nearest(name, known)}")
-    return known[name]
+    return {target.name: target for target in result.targets}[name]
 
 
 def say(value: float, decimals: int = 0) -> str:

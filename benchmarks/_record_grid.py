@@ -11,59 +11,42 @@ when the same recording is started anew. It runs unchanged on a GPU: ``--device 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import datetime
-import importlib.metadata
-import json
 import platform
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import fulltilt
 from benchmarks._machines_recorded import VERSION, GridRecording, find_line, find_part
+from benchmarks._runner import read_versions
+from fulltilt.config import config_for_object, load_config
 from fulltilt.errors import FulltiltError, UsageError
-from fulltilt.hardware import has_c_compiler, read_machine
-from fulltilt.levers import default_plan, find_obstacles
-from fulltilt.records import Machine, Plan, Trial, TrialRequest
+from fulltilt.hardware import read_machine
+from fulltilt.levers import find_obstacles
+from fulltilt.records import Plan, Trial
 from fulltilt.records.run_folder import RunFolder, write_atomic
-from fulltilt.tuner.question.options import TuneOptions, build_options, find_limits
-from fulltilt.tuner.question.source import TuneTarget, resolve_target
-from fulltilt.tuner.question.space import Space, build_space
-from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
+from fulltilt.tuner.question.options import build_options
+from fulltilt.tuner.question.question import Question
+from fulltilt.tuner.question.source import resolve_target
+from fulltilt.tuner.question.space import Space
+from fulltilt.tuner.search.journal import JOURNAL_FILE
 from fulltilt.tuner.search.progress import SearchEvent, TrialDone
-from fulltilt.tuner.search.session import BASELINE, END_TO_END, REPEAT, Ask, Session, Strategy
+from fulltilt.tuner.search.search import open_search
+from fulltilt.tuner.search.session import BASELINE, REPEAT, Ask, Session, Strategy
 from fulltilt.tuner.search.strategies import exhaustive
-from fulltilt.tuner.trials.target import ProcessTarget, Target
 
 
-def run_recording(
-    target: Target,
-    journal: Journal,
-    space: Space,
-    *,
-    n_repeats: int,
-    on_event: Callable[[SearchEvent], None] = lambda event: None,
-) -> Session:
-    """Run the grid, the parts, and the further rounds; the session holds the rows."""
-    session = Session(target, journal, on_event=on_event, planned=count_planned(space, n_repeats))
+def run_recording(session: Session, space: Space, *, n_repeats: int) -> list[Trial]:
+    """Run the grid, the parts, and the further rounds; return the rows in the order they ran."""
     session.run(exhaustive(space))
     session.run(_run_own_plan(space))
     fitting = [row.plan for row in session.rows if row.status == "ok"]
     session.run(probe_parts(space))
     session.run(_repeat(fitting, n_rounds=n_repeats - 1))
     session.adopt_rest()
-    return session
-
-
-def count_planned(space: Space, n_repeats: int) -> dict[str, int]:
-    """Count the processes of each kind, at most."""
-    n_plans = len(space.grid()) + 1
-    parts = Counter(wish.kind for wish in list_parts(space))
-    return {**parts, END_TO_END: n_plans, REPEAT: (n_repeats - 1) * n_plans}
+    return sorted((*session.rows, *session.probes), key=lambda row: int(row.id[1:]))
 
 
 def list_parts(space: Space) -> Iterator[Ask]:
@@ -102,26 +85,44 @@ def record_grid(args: argparse.Namespace, command: str) -> GridRecording:
     """Record and write the file.
 
     Raises:
-        UsageError: arguments that cannot be used, or a grid without a plan. NoPlanError: the workload cannot be built.
-        RunFolderError: the folder of its rows holds another recording.
+        UsageError: a grid without a plan. FulltiltError: arguments that cannot be used, a workload that cannot be
+            built, or a folder of rows that holds another recording.
     """
-    aim = resolve_target(args.config, dict(map(_parse_setting, args.settings)))
+    load = load_config if Path(args.config).exists() or ":" not in args.config else config_for_object
+    aim = resolve_target(load(args.config, args.settings))
     options = build_options(
-        aim.config, batch_sizes=args.batch_sizes, num_workers=args.num_workers, steps=args.steps, device=args.device,
-        memory_limit=args.memory_limit, exhaustive=True, quick=False, budget=None, free_batch=False, lr_rule="none",
-        deadline=None,
-    )  # fmt: skip
-    machine = read_machine()
-    parts = {
-        "config": aim.config.digest, "code": fulltilt.__version__, "workload": aim.code, "machine": machine.cpu_model,
-        "options": dataclasses.asdict(options), "n_repeats": args.repeats,
-    }  # fmt: skip
-    folder = RunFolder(
-        find_rows_folder(args.out), fingerprint_parts=parts, command="record_grid", results=[JOURNAL_FILE]
+        aim.config, batch_sizes=args.batch_sizes, num_workers=args.num_workers, device=args.device, exhaustive=True
     )
-    with folder:
-        name = args.name or args.out.stem.removeprefix("grid-")
-        recording = _record(aim, options, machine, folder, name=name, n_repeats=args.repeats, command=command)
+    question = Question(aim, options, read_machine())
+    parts, path = question.list_fingerprint_parts(), find_rows_folder(args.out)
+    with (
+        RunFolder(path, fingerprint_parts=parts, command="record_grid", results=[JOURNAL_FILE]) as folder,
+        open_search(question, folder, _say_progress, time.monotonic()) as search,
+    ):
+        space = search.space
+        if not space.axes:
+            reasons = "; ".join(reason for _, reason in space.skipped)
+            raise UsageError(f"the grid has no plan that can run: {reasons}")
+        rows = run_recording(search.session, space, n_repeats=args.repeats)
+    recording = GridRecording(
+        version=VERSION,
+        name=args.out.stem.removeprefix("grid-"),
+        device=options.device,
+        command=command,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        workload=search.probe.workload,
+        machine=question.machine,
+        versions={"python": platform.python_version()} | read_versions(("fulltilt", "torch", "torchvision", "numpy")),
+        axes=dict(space.axes),
+        base=space.base,
+        user_plan=space.user_plan,
+        effective_batch_size=space.effective_batch_size,
+        facts=space.facts,
+        memory_gib=search.memory_gib,
+        n_repeats=args.repeats,
+        seconds=search.session.elapsed_s,
+        rows=tuple(map(_strip, rows)),
+    )
     write_atomic(args.out, recording.to_text())
     return recording
 
@@ -129,53 +130,6 @@ def record_grid(args: argparse.Namespace, command: str) -> GridRecording:
 def find_rows_folder(out: Path) -> Path:
     """Return where the rows of a recording lie while it runs, and its logs."""
     return Path("runs") / "record_grid" / out.stem
-
-
-def _record(
-    aim: TuneTarget, options: TuneOptions, machine: Machine, folder: RunFolder, *, name: str, n_repeats: int,
-    command: str,
-) -> GridRecording:  # fmt: skip
-    limit_bytes, memory_gib = find_limits(options, machine)
-    usual = TrialRequest(
-        source=aim.source, device=options.device, n_steps=options.n_steps, seed=aim.config.run.seed,
-        memory_limit_bytes=limit_bytes, deadline_s=options.deadline_s,
-        max_measure_s=options.max_measure_s,
-    )  # fmt: skip
-    with contextlib.closing(ProcessTarget(usual, folder.path)) as target:
-        probe = target.read_facts(default_plan({"batch_size": 1}))
-        facts = dataclasses.replace(  # with what the probe could not read inside its process
-            probe.facts,
-            device_type=options.device.partition(":")[0],
-            has_c_compiler=has_c_compiler() if probe.facts.has_c_compiler is None else probe.facts.has_c_compiler,
-            n_cores_usable=max(probe.facts.n_cores_usable, machine.n_cores_usable),
-        )
-        space = build_space(aim.config, facts, batch_sizes=options.batch_sizes, num_workers=options.num_workers)
-        if not space.axes:
-            reasons = "; ".join(reason for _, reason in space.skipped)
-            raise UsageError(f"the grid has no plan that can run: {reasons}")
-        session = run_recording(target, Journal(folder), space, n_repeats=n_repeats, on_event=_say_progress)
-    rows = sorted((*session.rows, *session.probes), key=lambda row: int(row.id[1:]))
-    packages = {distribution.name: distribution.version for distribution in importlib.metadata.distributions()}
-    names = [name for name in ("fulltilt", "torch", "torchvision", "numpy") if name in packages]
-    return GridRecording(
-        version=VERSION,
-        name=name,
-        device=options.device,
-        command=command,
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        workload=probe.workload,
-        machine=machine,
-        versions={"python": platform.python_version()} | {name: packages[name] for name in names},
-        axes=dict(space.axes),
-        base=space.base,
-        user_plan=space.user_plan,
-        effective_batch_size=space.effective_batch_size,
-        facts=facts,
-        memory_gib=memory_gib,
-        n_repeats=n_repeats,
-        seconds=session.elapsed_s,
-        rows=tuple(map(_strip, rows)),
-    )
 
 
 def _strip(row: Trial) -> Trial:
@@ -187,9 +141,8 @@ def _strip(row: Trial) -> Trial:
 def _say_progress(event: SearchEvent) -> None:
     if isinstance(event, TrialDone):
         row = event.trial
-        left = "" if event.seconds_left is None else f", about {event.seconds_left / 60:.0f} min left"
         figure = row.status if row.samples_per_s is None else f"{row.samples_per_s:.4g} samples/s"
-        print(f"{event.n_done} of {event.n_planned}{left}: {row.kind}, {figure}", file=sys.stderr, flush=True)
+        print(f"{event.n_done} done: {row.kind}, {figure}", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -198,16 +151,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("config", metavar="CONFIG|module:object")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings that win over the file")
     parser.add_argument("--out", type=Path, required=True, help="recordings/grid-NAME-DEVICE.json")
-    parser.add_argument("--name", help="of the recording; by default from the file's")
     parser.add_argument("--repeats", type=int, default=3, help="whole runs a plan")
     parser.add_argument("--device")
-    parser.add_argument("--steps", type=int)
     parser.add_argument("--batch-sizes", type=int, nargs="+")
     parser.add_argument("--num-workers", type=int, nargs="+")
-    parser.add_argument("--memory-limit")
     args = parser.parse_args(given)
-    if args.repeats < 1:
-        parser.error(f"--repeats {args.repeats} leaves nothing to run; give 1 or more")
     try:
         recording = record_grid(args, " ".join(["python -m benchmarks._record_grid", *given]))
     except KeyboardInterrupt:
@@ -219,16 +167,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     n_ok = sum(row.status == "ok" for row in recording.rows)
     print(f"{args.out}: {len(recording.rows)} rows, {n_ok} of them ok, in {recording.seconds / 60:.1f} min")
     return 0
-
-
-def _parse_setting(text: str) -> tuple[str, Any]:
-    key, sign, value = text.partition("=")
-    if not sign:
-        raise UsageError(f"{text!r} is no setting; write key=value, data.batch_size=64")
-    try:
-        return key, json.loads(value)
-    except ValueError:
-        return key, value
 
 
 if __name__ == "__main__":

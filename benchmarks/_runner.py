@@ -1,8 +1,8 @@
 """Run a benchmark in the environment it needs, and write its result file.
 
-A benchmark is a module of this package with ``NAME`` (that of its file), ``CLAIM`` (one sentence), ``DEVICES`` (where
-it can run), ``NEEDS_PEERS`` (it runs in the peers' environment) and ``run(context) -> Findings``. One that needs more
-than its device has ``find_obstacle(context) -> str | None``, which says what is missing.
+A benchmark is a module of this package with ``CLAIM`` (one sentence), ``DEVICES`` (where it can run), ``NEEDS_PEERS``
+(it runs in the peers' environment) and ``run(context) -> Findings``. One that needs more than its device has
+``find_obstacle(context) -> str | None``, which says what is missing.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import benchmarks
 import fulltilt
-from benchmarks._schema import Arm, BenchmarkResult, Target, describe_interval
+from benchmarks._schema import Arm, BenchmarkResult, Target
 from fulltilt.hardware import read_machine, read_pressure
 from fulltilt.records import dumps
 from fulltilt.records.run_folder import write_atomic
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-SAID = {True: "met", False: "MISSED", None: "undecided"}
 NOT_CODE = "benchmarks/results"  # what one benchmark wrote does not make the next one's code another
 PEERS = ROOT / ".venv-peers"
 PEERS_OF_DATA = PEERS / "data_path"
@@ -61,13 +61,7 @@ class Findings:
 def find_benchmarks() -> dict[str, ModuleType]:
     """Return all benchmarks by name. Importing one must not import a peer."""
     names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_")]
-    modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
-    return {module.NAME: module for module in modules}
-
-
-def find_obstacle(module: ModuleType, context: Context) -> str | None:
-    """Say why a benchmark cannot run on this machine, in its own words; None where it can."""
-    return module.find_obstacle(context) if hasattr(module, "find_obstacle") else None
+    return {name: importlib.import_module(f"benchmarks.{name}") for name in names}
 
 
 def find_data(name: str) -> Path:
@@ -82,34 +76,31 @@ def find_data(name: str) -> Path:
     return path
 
 
-def run_benchmark(module: ModuleType, context: Context) -> BenchmarkResult:
+def run_benchmark(name: str, module: ModuleType, context: Context) -> BenchmarkResult:
     code = read_code(ROOT, Path(fulltilt.__file__))  # before: an edit while it runs is of the next run
     started = time.perf_counter()
     before = read_pressure().some_total_us
     findings = module.run(context)
     seconds = time.perf_counter() - started
     after = read_pressure().some_total_us
-    versions = {"python": platform.python_version()}
     return BenchmarkResult(
-        name=module.NAME,
+        name=name,
         claim=module.CLAIM,
-        command=f"python -m benchmarks {module.NAME} --device {context.device}",
+        command=f"python -m benchmarks {name} --device {context.device}",
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         device=context.device,
         machine=read_machine(),
-        versions=versions | {name: found for name in PACKAGES if (found := _read_version(name))},
+        versions={"python": platform.python_version()} | read_versions(PACKAGES),
         seconds=seconds,
         cpu_pressure_pct=None if before is None or after is None else (after - before) / seconds / 1e4,
-        commit=code.commit,
-        is_dirty=code.is_dirty,
+        **code._asdict(),
         arms=findings.arms,
         targets=findings.targets,
         notes=findings.notes,
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Code:
+class Code(NamedTuple):
     """The commit that runs, and whether the files differ from it; None where git does not say."""
 
     commit: str | None = None
@@ -121,20 +112,17 @@ def read_code(root: Path, package: Path) -> Code:
 
     A file that git does not track, and does not ignore, counts as a difference.
     """
+
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
+
     if not package.resolve().is_relative_to(root.resolve()):
         return Code()
-    ask = ["git", "-C", str(root)]
     try:
-        commit, changes = (
-            subprocess.run([*ask, *words], check=True, capture_output=True, text=True).stdout.strip()
-            for words in (
-                ["rev-parse", "--short=10", "HEAD"],
-                ["status", "--porcelain", "--", ".", f":(exclude){NOT_CODE}"],
-            )
-        )
+        changes = ask("status", "--porcelain", "--", ".", f":(exclude){NOT_CODE}")
+        return Code(commit=ask("rev-parse", "--short=10", "HEAD"), is_dirty=bool(changes))
     except (OSError, subprocess.CalledProcessError):
         return Code()
-    return Code(commit=commit, is_dirty=bool(changes))
 
 
 def run_in_peers_environment(name: str, context: Context) -> int:
@@ -193,32 +181,7 @@ def write_result(result: BenchmarkResult) -> Path:
     return write_atomic(RESULTS / f"{result.name}-{result.device}.json", dumps(result, indent=1) + "\n")
 
 
-def describe_result(result: BenchmarkResult) -> str:
-    pressure = (
-        "" if result.cpu_pressure_pct is None else f", a task waited for a core {result.cpu_pressure_pct:.0f} % of it"
-    )
-    lines = [
-        f"{result.name}: {result.claim}",
-        f"  {result.device}, {result.seconds:.0f} s{pressure}{describe_code(result)}",
-    ]
-    for arm in result.arms:
-        figure = f"{arm.median:>10.4g} ({describe_interval(arm.ci95)}) {arm.metric}, n={arm.n}"
-        lines.append(f"  {arm.case:<28} {arm.arm:<14} {figure}")
-    for target in result.targets:
-        interval = "" if target.ci95 is None else f" ({describe_interval(target.ci95)})"
-        figure = f"{target.comparison} {target.limit:g}; measured {target.measured:.4g}{interval}: {SAID[target.met]}"
-        lines.append(f"  target {target.name}: {figure}")
-    return "\n".join([*lines, *(f"  note: {note}" for note in result.notes)])
-
-
-def describe_code(result: BenchmarkResult) -> str:
-    if result.commit is None:
-        return ""
-    return f", code of {result.commit}{' with changes' if result.is_dirty else ''}"
-
-
-def _read_version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def read_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return the versions of those that are installed."""
+    installed = {found.name: found.version for found in importlib.metadata.distributions()}
+    return {name: installed[name] for name in packages if name in installed}

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,34 +36,24 @@ class Arm:
     clusters: tuple[str, ...] = ()  # what each sample belongs to, where samples of one thing are alike; n counts these
 
 
-def build_arm(
-    samples: Sequence[float],
-    *,
-    case: str,
-    arm: str,
-    metric: str,
-    unit_of_replication: str,
-    note: str | None = None,
-    clusters: Sequence[str] = (),
-) -> Arm:
+def build_arm(samples: Sequence[float], *, clusters: Sequence[str] = (), **told: Any) -> Arm:
     """Build an arm from its samples: the median, and the interval of the median.
 
     Every sample is an independent repetition, or every cluster where these are named, one name a sample.
+
+    Args:
+        told: The other fields of the arm: ``case``, ``arm``, ``metric``, ``unit_of_replication``, ``note``.
 
     Raises:
         ValueError: no samples, one that is not finite, or not a cluster for each.
     """
     if not samples or not all(map(math.isfinite, samples)):
-        raise ValueError(f"{case}, {arm}: {metric} needs finite samples, got {list(samples)}")
+        raise ValueError(f"{told} needs finite samples, got {list(samples)}")
     return Arm(
-        case=case,
-        arm=arm,
-        metric=metric,
+        **told,
         median=statistics.median(samples),
         ci95=compute_bounds(samples, clusters=clusters),
         n=len(set(clusters) or samples),
-        unit_of_replication=unit_of_replication,
-        note=note,
         samples=tuple(samples),
         clusters=tuple(clusters),
     )
@@ -148,36 +138,26 @@ def judge(
     at_least: float | None = None,
     note: str | None = None,
 ) -> Target:
-    """Hold a figure against its target: met or missed only where the whole interval says so, undecided otherwise.
+    """Hold a figure against one of the two limits: met or missed only where the whole interval says so, else undecided.
 
     An end that nothing bounds decides nothing; a figure without an interval decides by itself.
 
     Raises:
-        ValueError: no limit or two, or a figure that is not finite.
+        ValueError: the figure is not finite.
     """
-    limit = at_most if at_most is not None else at_least
-    if limit is None or (at_most is not None and at_least is not None):
-        raise ValueError(f"{name}: give one of at_most and at_least")
     if not math.isfinite(measured):
         raise ValueError(f"{name}: measured {measured} cannot be held against a target")
     low, high = (measured, measured) if ci95 is None else ci95
-    if at_most is not None:
+    if at_least is None:
+        limit, comparison = at_most, "at most"
         meets, misses = high is not None and high <= limit, low is not None and low > limit
     else:
+        limit, comparison = at_least, "at least"
         meets, misses = low is not None and low >= limit, high is not None and high < limit
     met = True if meets else False if misses else None
-    comparison: Literal["at most", "at least"] = "at most" if at_most is not None else "at least"
     return Target(name=name, limit=limit, comparison=comparison, measured=measured, ci95=ci95, met=met, note=note)
 
 
-def judge_median(
-    name: str,
-    samples: Sequence[float],
-    *,
-    at_most: float | None = None,
-    at_least: float | None = None,
-    note: str | None = None,
-) -> Target:
-    """Hold the median of the samples against a target, by its interval."""
-    interval = compute_bounds(samples)
-    return judge(name, statistics.median(samples), interval, at_most=at_most, at_least=at_least, note=note)
+def judge_median(name: str, samples: Sequence[float], **limit: Any) -> Target:
+    """Hold the median of the samples against a target, by its interval; ``limit`` is as in ``judge``."""
+    return judge(name, statistics.median(samples), compute_bounds(samples), **limit)

@@ -8,12 +8,13 @@ runs have no limit: a recommendation that would break it still gets its figure, 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._duel import RunPlan, open_runner
+from benchmarks._duel import RunPlan, open_runner, span_axes
 from benchmarks._peers_finders import FINDERS, is_available
 from benchmarks._peers_job import Attempt
 from benchmarks._peers_process import Found, Search, run_search
@@ -26,7 +27,6 @@ from fulltilt.records import WHOLE_RUNS, Trial
 from fulltilt.tuner import TuneResult, tune
 from fulltilt.tuner.question.source import resolve_target
 
-NAME = "batch_finders"
 CLAIM = (
     "The recommended batch size trains at 0.97 or more of the speed of what any peer's batch finder recommends, keeps "
     "the memory limit, and was run before it was recommended."
@@ -68,17 +68,18 @@ class Measured:
     def has(self, found: Found) -> bool:
         return found.recommended is not None and found.recommended not in self.failures
 
-    def read_rates(self, found: Found) -> list[float]:
-        """Return samples per second of what was recommended, one figure a round."""
-        return compute_means(self.rounds, str(found.recommended), lambda trial: trial.samples_per_s or 0.0)
-
-    def read_memory_pct(self, found: Found) -> list[float]:
-        """Return the peak of our run of it as a share of the limit, one figure a round."""
+    def read(self, found: Found) -> dict[str, list[float]]:
+        """Return samples per second and the peak as a share of the limit of what was recommended, one a round."""
+        figures = {
+            "samples_per_s": lambda trial: trial.samples_per_s or 0.0,
+            "memory_peak_pct_of_limit": lambda trial: 100 * (trial.device_memory_peak_gib or 0.0) / self.limit_gib,
+        }
         size = str(found.recommended)
-        return compute_means(self.rounds, size, lambda t: 100 * (t.device_memory_peak_gib or 0.0) / self.limit_gib)
+        return {metric: compute_means(self.rounds, size, read) for metric, read in figures.items()}
 
     def compute_ratios(self, ours: Found, other: Found) -> list[float]:
-        return [a / b for a, b in zip(self.read_rates(ours), self.read_rates(other), strict=True)]
+        pairs = zip(self.read(ours)["samples_per_s"], self.read(other)["samples_per_s"], strict=True)
+        return [a / b for a, b in pairs]
 
 
 def run(context: Context) -> Findings:
@@ -109,7 +110,7 @@ def compare_finders(case: Case, names: Sequence[str], context: Context, folder: 
     ) as run_plan:  # fmt: skip
         limit_bytes = find_limit_bytes(case, aim.config, context, run_plan)
         searches = {name: run_search(plan_search(name, case, context)) for name in names}
-        options: dict[str, Any] = {"quick": True, "budget": 20.0} if context.quick else {}
+        options: dict[str, Any] = {"quick": True, "budget": 60.0} if context.quick else {}
         result = tune(case.target, settings=settings, memory_limit=limit_bytes, out=folder / "tune", **options)
         plan = result.picks.recommended.trial.plan
         searches = {OURS: describe_tune(result), **searches}
@@ -120,7 +121,7 @@ def compare_finders(case: Case, names: Sequence[str], context: Context, folder: 
             limit_bytes=limit_bytes,
         )
     return Findings(
-        arms=(*describe_searches(case.name, searches), *describe_measured(case.name, searches, measured)),
+        arms=tuple(describe_searches(case.name, searches, measured)),
         targets=tuple(judge_searches(case.name, searches, measured)),
         notes=tuple(describe_findings(case, searches, measured)),
     )
@@ -135,26 +136,17 @@ def list_cases(context: Context) -> list[Case]:
 
 def build_settings(case: Case, context: Context) -> dict[str, Any]:
     """Span one axis, the batch size: it is the only lever that the peers have."""
-    return {
-        "run.device": context.device,
-        "data.batch_size": 64,
-        "speed.precision": "fp32",
-        "speed.threads": 1 if context.device == "cpu" else None,
-        "benchmark.batch_sizes": list(case.batch_sizes),
-        "benchmark.num_workers_options": [0],
-        "benchmark.steps_per_test": 3 if context.quick else 10,
-        "benchmark.test_mixed_precision": False,
-        "benchmark.test_pin_memory": False,
-        "benchmark.levers": {},
-    }
+    n_steps = 3 if context.quick else 10
+    return {"data.batch_size": 64, **span_axes(case.batch_sizes, [0], {}, device=context.device, n_steps=n_steps)}
 
 
 def plan_search(name: str, case: Case, context: Context) -> Search:
+    n_steps = FINDERS[name].n_steps
     return Search(
         finder=name,
         case=case.name,
         device=DEVICE_NAMES[context.device],
-        n_steps=min(3, FINDERS[name].n_steps) if context.quick else FINDERS[name].n_steps,
+        n_steps=min(3, n_steps) if context.quick else n_steps,
         smallest=min(case.batch_sizes),
         largest=max(case.batch_sizes),
         room_mib=case.room_mib,
@@ -212,36 +204,23 @@ def measure_again(
     return Measured(rounds=rounds, failures=failures, limit_gib=limit_bytes / 2**30)
 
 
-def describe_searches(case: str, searches: Mapping[str, Found]) -> list[Arm]:
-    """Build arms for what each search cost and came to."""
+def describe_searches(case: str, searches: Mapping[str, Found], measured: Measured) -> list[Arm]:
+    """Build arms for what each search cost and came to, for the speed and memory of that, and our speed over it."""
     arms = []
     for name, found in searches.items():
-        figures = {
-            "trials": len(found.tried),
-            "out_of_memory": found.n_out_of_memory,
-            "seconds": found.seconds,
-            "recommended_batch_size": found.recommended,
-            "recommended_was_run": int(found.has_run_its_own) if found.recommended else None,
-        }
-        common = {"case": case, "arm": name, "unit_of_replication": "search", "note": _settings(name)}
-        arms += [build_arm([float(v)], metric=metric, **common) for metric, v in figures.items() if v is not None]
-    return arms
-
-
-def describe_measured(case: str, searches: Mapping[str, Found], measured: Measured) -> list[Arm]:
-    """Build arms for the throughput of what each recommends, the ratio of ours to it, and its share of the limit."""
-    arms = []
-    for name, found in searches.items():
+        note = OURS_SETTINGS if name == OURS else FINDERS[name].settings
+        build = functools.partial(build_arm, case=case, arm=name, note=note)
+        figures = {"trials": len(found.tried), "out_of_memory": found.n_out_of_memory, "seconds": found.seconds}
+        if found.recommended is not None:
+            figures["recommended_batch_size"] = found.recommended
+            figures["recommended_was_run"] = int(found.has_run_its_own)
+        arms += [build([float(v)], metric=metric, unit_of_replication="search") for metric, v in figures.items()]
         if not measured.has(found):
             continue
-        figures = {
-            "samples_per_s": measured.read_rates(found),
-            "memory_peak_pct_of_limit": measured.read_memory_pct(found),
-        }
+        columns = measured.read(found)
         if name != OURS and measured.has(searches[OURS]):
-            figures["ratio_of_fulltilt_to_it"] = measured.compute_ratios(searches[OURS], found)
-        common = {"case": case, "arm": name, "unit_of_replication": REPLICATION, "note": _settings(name)}
-        arms += [build_arm(values, metric=metric, **common) for metric, values in figures.items()]
+            columns["ratio_of_fulltilt_to_it"] = measured.compute_ratios(searches[OURS], found)
+        arms += [build(values, metric=metric, unit_of_replication=REPLICATION) for metric, values in columns.items()]
     return arms
 
 
@@ -253,7 +232,7 @@ def judge_searches(case: str, searches: Mapping[str, Found], measured: Measured)
     if not measured.has(ours):
         return targets
     title = f"{case}: memory of fulltilt's, % of the limit"
-    targets.append(judge_median(title, measured.read_memory_pct(ours), at_most=100))
+    targets.append(judge_median(title, measured.read(ours)["memory_peak_pct_of_limit"], at_most=100))
     for name, found in searches.items():
         if name == OURS or not measured.has(found):
             continue
@@ -285,7 +264,3 @@ def describe_findings(case: Case, searches: Mapping[str, Found], measured: Measu
 def _cut_log(reason: str | None) -> str | None:
     """Cut off the path of a log that is gone when the result is read."""
     return None if reason is None else reason.partition(" (log: ")[0]
-
-
-def _settings(name: str) -> str:
-    return OURS_SETTINGS if name == OURS else FINDERS[name].settings

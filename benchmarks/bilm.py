@@ -24,7 +24,6 @@ from benchmarks._bilm_guide import AFTER, BEFORE, CLIP_NORM, ROWS_BEFORE
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge_median
 
-NAME = "bilm"
 CLAIM = (
     "With an adaptive or sampled softmax the language model of guide 004 trains at least 4 times as many words per "
     "second as the guide's loop with its full one, at the same vocabulary, batch and windows, and comes to the same "
@@ -134,13 +133,12 @@ def describe_race(laps: Sequence[Lap], size: Size) -> tuple[list[Arm], list[Targ
     for name in JUDGED:
         reached = [lap.find_reached(name) for lap in laps]
         pairs = list(zip(laps, reached, strict=True))
-        times, cpu, words = (
+        times, words = (
             [getattr(lap.guide, part) / getattr(there, part) if there else 0.0 for lap, there in pairs]
-            for part in ("seconds", "cpu_s", "n_words")
+            for part in ("seconds", "n_words")
         )
         arms += [
             build(times, arm=name, metric="speedup_to_the_guides_perplexity", note=NOTES[name]),
-            build(cpu, arm=name, metric="speedup_to_it_cpu_time"),
             build(words, arm=name, metric="words_of_the_guide_over_words_to_it"),
             build([lap.ours[name][-1].perplexity for lap in laps], arm=name, metric="perplexity"),
         ]
@@ -155,14 +153,13 @@ def describe_headline(rows: Mapping[str, Sequence[Trained]], size: Size) -> tupl
     build = functools.partial(build_arm, case=f"headline, {size.describe()}", unit_of_replication="training, a seed")
     arms, targets = [], []
     for name, trained in rows.items():
-        for metric in ("words_per_s", "words_per_cpu_s", "perplexity"):
+        for metric in ("words_per_s", "perplexity"):
             arms.append(build([getattr(t, metric) for t in trained], arm=name, metric=metric, note=NOTES[name]))
     for name in OURS:
         pairs = list(zip(rows[name], rows[GUIDE], strict=True))
         speedup = [a.words_per_s / b.words_per_s for a, b in pairs]
-        cpu = build([a.words_per_cpu_s / b.words_per_cpu_s for a, b in pairs], arm=name, metric="speedup_cpu_time")
         quality = build([a.perplexity / b.perplexity for a, b in pairs], arm=name, metric="perplexity_over_guide")
-        arms += [build(speedup, arm=name, metric="speedup_over_guide"), cpu, quality]
+        arms += [build(speedup, arm=name, metric="speedup_over_guide"), quality]
         if name in JUDGED:
             said = f"perplexity {quality.median:.3f} times that of the guide's loop after {size.n_steps} steps"
             title = f"{name}: words/s over the guide"

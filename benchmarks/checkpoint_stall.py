@@ -5,34 +5,31 @@ checkpoint on took longer than as many steps right before it, in the same run: t
 disk that the writer shares with the steps. So near to each other, both have the same neighbours and the same clock.
 The arm without checkpoints is held to the same steps: it shows what the method calls a stall where there is none.
 
-On a CPU all cores train, and the writer takes its time from the steps; or one core is left to it. How long the loop
-itself stood still, for the copy and for the end of the write before, is told beside.
+On a CPU all cores train, and the writer takes its time from the steps; or one core is left to it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from benchmarks._rounds import Round, compute_means, run_rounds
+from benchmarks._rounds import Round, build_arms, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.config import config_from_values
 from fulltilt.engine.loop.train import train
 from fulltilt.hardware import count_usable_cores
-from fulltilt.records import CheckpointSaved, Event
 from fulltilt.tasks import MODELS, Workload
 
-NAME = "checkpoint_stall"
 CLAIM = "Writing a checkpoint of a resnet18 beside training stalls it at most half as long as writing it in between."
 NEEDS_PEERS = False
 DEVICES = ("cpu", "cuda")
@@ -44,14 +41,11 @@ N_CHECKPOINTS = 3
 REPLICATION = "round of two blocks an arm, interleaved, each a run of its own"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """The stall of a checkpoint, a step before it, and how long the loop stood still and waited; means of a run."""
+class Block(NamedTuple):
+    """The stall of a checkpoint, and a step before it; means of a run."""
 
     stall_s: float
     step_s: float
-    still_s: float
-    waited_s: float
 
 
 class TimedImages(Dataset):
@@ -95,8 +89,6 @@ def run(context: Context) -> Findings:
         f"{state_mib:.0f} MiB each, synced to the disk of the temporary folder",
         f"threads that train, of {count_usable_cores()} cores: {said}",
         "the writer's cores and the disk are those of the training: what it takes from the steps is in the stall",
-        "stood still: from when the loop stopped until it went on, without what a writer takes from the steps; waited: "
-        "for the end of the write before",
     )
     return Findings(arms=tuple(arms), targets=tuple(targets), notes=notes)
 
@@ -131,24 +123,12 @@ def measure_block(arm: str, *, device: str, batch_size: int, steps_each: int, n_
         base_dir=".",
     )
     workload = Workload(model=build_model, dataset=lambda: dataset, loss=nn.CrossEntropyLoss(), name="images")
-    saved: list[CheckpointSaved] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, CheckpointSaved) and event.step < n_steps:  # the last of the run is behind the block
-            saved.append(event)
-
     with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
-        train(config, out_dir=Path(folder) / "run", listeners=[listen], workload=workload, max_steps=n_steps)
-    stall_s, step_s = compute_stall(dataset.asked_s, steps_each)
-    return Block(
-        stall_s=stall_s,
-        step_s=step_s,
-        still_s=sum(event.stall_s for event in saved) / N_CHECKPOINTS,
-        waited_s=sum(event.waited_s for event in saved) / N_CHECKPOINTS,
-    )
+        train(config, out_dir=Path(folder) / "run", workload=workload, max_steps=n_steps)
+    return compute_stall(dataset.asked_s, steps_each)
 
 
-def compute_stall(asked_s: Sequence[float], steps_each: int) -> tuple[float, float]:
+def compute_stall(asked_s: Sequence[float], steps_each: int) -> Block:
     """Return how much longer the steps from a checkpoint on took than those before it, and a step before it.
 
     Args:
@@ -158,7 +138,7 @@ def compute_stall(asked_s: Sequence[float], steps_each: int) -> tuple[float, flo
     positions = [steps_each * (i + 1) - 1 for i in range(N_CHECKPOINTS)]
     before = statistics.fmean(asked_s[at] - asked_s[at - n] for at in positions)
     after = statistics.fmean(asked_s[at + n] - asked_s[at] for at in positions)
-    return after - before, before / n
+    return Block(stall_s=after - before, step_s=before / n)
 
 
 def build_model() -> nn.Module:
@@ -166,18 +146,11 @@ def build_model() -> nn.Module:
 
 
 def describe_case(rounds: Sequence[Round[Block]], case: str) -> list[Arm]:
-    """Build arms for the stalls, for what of them the loop stood still, and for the step they are seen against."""
-    figures = {
-        "stall_ms_per_checkpoint": lambda block: 1000 * block.stall_s,
-        "stood_still_ms_per_checkpoint": lambda block: 1000 * block.still_s,
-        "waited_ms_per_checkpoint": lambda block: 1000 * block.waited_s,
-    }
+    """Build arms for the stalls, and for the step they are seen against."""
+    common = {"case": case, "unit_of_replication": REPLICATION}
     step_ms = compute_means(rounds, WITHOUT, lambda block: 1000 * block.step_s)
-    arms = [_build(step_ms, case, WITHOUT, "step_wall_ms")]
-    for name in (WITHOUT, FOREGROUND, BESIDE):
-        for metric, read in list(figures.items())[: 1 if name == WITHOUT else None]:
-            arms.append(_build(compute_means(rounds, name, read), case, name, metric))
-    return arms
+    stalls = build_arms(rounds, lambda block: 1000 * block.stall_s, metric="stall_ms_per_checkpoint", **common)
+    return [build_arm(step_ms, arm=WITHOUT, metric="step_wall_ms", **common), *stalls]
 
 
 def judge_stalls(rounds: Sequence[Round[Block]], case: str) -> tuple[Arm, Target]:
@@ -189,11 +162,7 @@ def judge_stalls(rounds: Sequence[Round[Block]], case: str) -> tuple[Arm, Target
         compute_means(rounds, name, lambda block: 1000 * block.stall_s) for name in (BESIDE, FOREGROUND)
     )
     excess_ms = [b - LIMIT_RATIO * f for b, f in zip(beside, foreground, strict=True)]
-    arm = _build(excess_ms, case, BESIDE, "stall_above_limit_ms")
+    arm = build_arm(excess_ms, case=case, arm=BESIDE, metric="stall_above_limit_ms", unit_of_replication=REPLICATION)
     medians = f"medians {statistics.median(beside):.1f} and {statistics.median(foreground):.1f} ms"
     name = f"{case}: stall, {BESIDE} less {LIMIT_RATIO} times {FOREGROUND}, ms"
     return arm, judge(name, arm.median, arm.ci95, at_most=0.0, note=medians)
-
-
-def _build(values: Sequence[float], case: str, arm: str, metric: str) -> Arm:
-    return build_arm(values, case=case, arm=arm, metric=metric, unit_of_replication=REPLICATION)

@@ -18,7 +18,6 @@ from fulltilt.config import Config, load_config
 from fulltilt.engine.loop.endings import TrainResult
 from fulltilt.engine.loop.train import train
 
-NAME = "cifar10_recipe"
 CLAIM = "recipes/cifar10-speed.yaml has 94 % of the test images of CIFAR-10 right after its epochs on one GPU."
 NEEDS_PEERS = False
 DEVICES = ("cpu", "cuda")

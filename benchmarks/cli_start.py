@@ -10,7 +10,6 @@ from pathlib import Path
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import build_arm, judge
 
-NAME = "cli_start"
 CLAIM = "`fulltilt --help` answers within 0.3 s, because no room but errors is loaded."
 NEEDS_PEERS = False
 DEVICES = ("cpu",)

@@ -34,7 +34,6 @@ from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.measure import NullTimer
 from fulltilt.tasks import Workload, build_model
 
-NAME = "ddp_efficiency"
 CLAIM = (
     "The engine's step over two ranks, logging and checkpoints left out, is at least as fast as that of a hand-written "
     "DistributedDataParallel loop, less 2 %."

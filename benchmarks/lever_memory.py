@@ -6,28 +6,23 @@ and an evaluation step (``_memory_probe`` says how that is read on a CPU); on a 
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn, optim
-from torch.utils.data import TensorDataset
 
 from benchmarks._child import call_in_process
 from benchmarks._memory_probe import measure_allocated_peak_bytes
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm
-from fulltilt import Workload
+from benchmarks._speed_probe import build_images
 from fulltilt.config import config_from_values, plan_of
 from fulltilt.engine import build_run
 from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.hardware import has_c_compiler
 from fulltilt.measure import NullTimer
-from fulltilt.tasks import build_model
 
-NAME = "lever_memory"
 CLAIM = "What each lever does to the peak memory of a training step, moved one at a time."
 NEEDS_PEERS = False
 DEVICES = ("cpu", "cuda")
@@ -39,9 +34,8 @@ N_PROCESSES = 6  # the fewest whose median has an interval
 TIMEOUT_S = 1800
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One arm: sections of a configuration; ``devices`` is where it can apply."""
+class Setting(NamedTuple):
+    """One arm: a key of the configuration and its value; ``devices`` is where it can apply."""
 
     name: str
     values: dict[str, Any]
@@ -50,24 +44,24 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(name=PLAIN, values={}),
-    Setting(name="activation_checkpointing true", values={"speed": {"activation_checkpointing": True}}),
-    Setting(name="precision bf16", values={"speed": {"precision": "bf16"}}),
-    Setting(name="accumulate 4", values={"speed": {"accumulate": 4}}),
-    Setting(name="activation_checkpointing layer1", values={"speed": {"activation_checkpointing": "layer1"}}),
-    Setting(name="precision fp16", values={"speed": {"precision": "fp16"}}, devices=("cuda",)),  # a CPU takes minutes
-    Setting(name="precision tf32", values={"speed": {"precision": "tf32"}}, devices=("cuda",)),
-    Setting(name="channels_last", values={"speed": {"channels_last": True}}),
-    Setting(name="fused_optimizer", values={"speed": {"fused_optimizer": True}}),
-    Setting(name="optim.ema 0.999", values={"optim": {"ema": 0.999}}),
-    Setting(name="optim.clip_norm 1", values={"optim": {"clip_norm": 1.0}}),
-    Setting(name="deterministic", values={"run": {"deterministic": True}}),
-    Setting(name="compile true", values={"speed": {"compile": True}}, needs_compiler=True),
-    Setting(name="compile regional", values={"speed": {"compile": "regional"}}, needs_compiler=True),
-    Setting(name="cudnn_benchmark", values={"speed": {"cudnn_benchmark": True}}, devices=("cuda",)),
-    Setting(name="expandable_segments", values={"speed": {"expandable_segments": True}}, devices=("cuda",)),
-    Setting(name="device_prefetch", values={"data": {"device_prefetch": True, "pin_memory": True}}, devices=("cuda",)),
-    Setting(name="empty_cache_every 1 step", values={"speed": {"empty_cache_every": "1 step"}}, devices=("cuda",)),
+    Setting(PLAIN, {}),
+    Setting("activation_checkpointing true", {"speed": {"activation_checkpointing": True}}),
+    Setting("precision bf16", {"speed": {"precision": "bf16"}}),
+    Setting("accumulate 4", {"speed": {"accumulate": 4}}),
+    Setting("activation_checkpointing layer1", {"speed": {"activation_checkpointing": "layer1"}}),
+    Setting("precision fp16", {"speed": {"precision": "fp16"}}, ("cuda",)),  # a CPU takes minutes
+    Setting("precision tf32", {"speed": {"precision": "tf32"}}, ("cuda",)),
+    Setting("channels_last", {"speed": {"channels_last": True}}),
+    Setting("fused_optimizer", {"speed": {"fused_optimizer": True}}),
+    Setting("optim.ema 0.999", {"optim": {"ema": 0.999}}),
+    Setting("optim.clip_norm 1", {"optim": {"clip_norm": 1.0}}),
+    Setting("deterministic", {"run": {"deterministic": True}}),
+    Setting("compile true", {"speed": {"compile": True}}, needs_compiler=True),
+    Setting("compile regional", {"speed": {"compile": "regional"}}, needs_compiler=True),
+    Setting("cudnn_benchmark", {"speed": {"cudnn_benchmark": True}}, ("cuda",)),
+    Setting("expandable_segments", {"speed": {"expandable_segments": True}}, ("cuda",)),
+    Setting("device_prefetch", {"data": {"device_prefetch": True, "pin_memory": True}}, ("cuda",)),
+    Setting("empty_cache_every 1 step", {"speed": {"empty_cache_every": "1 step"}}, ("cuda",)),
 )
 """A quick run takes the first four."""
 
@@ -110,7 +104,7 @@ def probe(
     accumulate = values.get("speed", {}).get("accumulate", 1)
     data = {**values.get("data", {}), "batch_size": effective_batch_size // accumulate}
     config = config_from_values({**values, "data": data}, base_dir=".")
-    workload = _build_workload(2 * effective_batch_size, side_px, model)  # a batch more, for what is copied ahead
+    workload = build_images(model, 2 * effective_batch_size, 3, side_px)  # a batch more, for what is copied ahead
 
     def work() -> None:
         with build_run(config, plan_of(config), device=device, workload=workload) as run:
@@ -123,12 +117,3 @@ def probe(
 
     peaks = {"allocated_peak_gib": measure_allocated_peak_bytes(work, device) / 2**30}
     return peaks | ({"reserved_peak_gib": torch.cuda.max_memory_reserved() / 2**30} if device == "cuda" else {})
-
-
-def _build_workload(n_samples: int, side_px: int, model: str) -> Workload:
-    return Workload(
-        model=lambda: build_model(model, n_classes=10),
-        dataset=lambda: TensorDataset(torch.zeros(n_samples, 3, side_px, side_px), torch.zeros(n_samples).long()),
-        loss=nn.CrossEntropyLoss(),
-        optimizer=lambda parameters: optim.AdamW(parameters, lr=1e-4),
-    )

@@ -7,30 +7,17 @@ The figure is the difference to the hand-written loop in the same round.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import statistics
 from collections.abc import Callable, Sequence
 
 import torch
 
 from benchmarks import _loops
-from benchmarks._loops import (
-    AGAIN,
-    ARMS,
-    LIGHTNING_LISTENING,
-    NOTES,
-    OURS,
-    OURS_LISTENING,
-    PEERS,
-    REFERENCE,
-    Block,
-    Case,
-)
+from benchmarks._loops import AGAIN, LIGHTNING_LISTENING, LOOPS, OURS, OURS_LISTENING, REFERENCE, Block, Case
 from benchmarks._rounds import Round, compute_differences, compute_differences_pct, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, compute_bounds, describe_interval, judge_median
 
-NAME = "loop_overhead"
 CLAIM = (
     "The training loop adds at most 1 % to a step of 10 ms, and at most 30 µs to any step, 50 µs with metrics, CSV "
     "and progress."
@@ -67,10 +54,7 @@ READERS: dict[str, Callable[[Block], float]] = {
 def run(context: Context) -> Findings:
     torch.set_num_threads(1)
     _loops.keep_freed_memory(context.device)
-    names = [name for name in ARMS if name not in PEERS or importlib.util.find_spec(PEERS[name])]
-    _loops.load_peers(names)
-    # Nothing in the peers without a log happens once a second: a short block has its share of all they do.
-    short_peers = [name for name in names if name in PEERS and name != LIGHTNING_LISTENING]
+    ours, theirs = _loops.load_loops()
     arms: list[Arm] = []
     targets: list[Target] = []
     notes = list(_describe_method(context.device))
@@ -78,23 +62,28 @@ def run(context: Context) -> Findings:
         # Long blocks hold the share of writes of loops that do something once a second.
         n_long = case.n_steps if context.quick else round(LISTENING_BLOCK_MS / STEPS_MS[case.name])
         long = dataclasses.replace(case, n_steps=n_long)
-        core = measure(case, JUDGED, n_rounds=3 if context.quick else N_CORE_ROUNDS)
-        others = measure(case, short_peers, n_rounds=3 if context.quick else N_OTHER_ROUNDS)
-        listening = measure(long, [OURS_LISTENING], n_rounds=3 if context.quick else N_LISTENING_ROUNDS)
-        arms += describe_reference(core, case)
-        arms += describe_differences(core, JUDGED, case)
-        arms += describe_differences(listening, [OURS_LISTENING], long)
-        if LIGHTNING_LISTENING in names:
-            theirs = measure(long, [LIGHTNING_LISTENING], n_rounds=3 if context.quick else N_LISTENING_PEER_ROUNDS)
-            arms += describe_differences(theirs, [LIGHTNING_LISTENING], long)
-        arms += describe_differences(others, short_peers, case)
-        targets += [*judge_rounds(core, case), judge_listening(listening, long)]
+        # Nothing in the peers without a log happens once a second: a short block has its share of all they do.
+        groups = [
+            (JUDGED, case, N_CORE_ROUNDS),
+            ([name for name in theirs if name != LIGHTNING_LISTENING], case, N_OTHER_ROUNDS),
+            ([OURS_LISTENING], long, N_LISTENING_ROUNDS),
+            ([name for name in theirs if name == LIGHTNING_LISTENING], long, N_LISTENING_PEER_ROUNDS),
+        ]
+        for names, of, n_rounds in groups:
+            if not names:
+                continue
+            rounds = measure(of, names, n_rounds=3 if context.quick else n_rounds)
+            if names is JUDGED:
+                arms += describe_reference(rounds, of)
+                targets += judge_rounds(rounds, of)
+            if OURS_LISTENING in names:
+                targets.append(judge_listening(rounds, of))
+            arms += describe_differences(rounds, names, of)
         notes.append(
             f"{case.name}: width {case.width}, batch {case.batch_size}, {case.n_steps} timed steps a block after "
             f"{case.n_warmup}, {long.n_steps} with metrics, CSV and progress"
         )
-    missing = [name for name in ARMS if name not in names]
-    if missing:
+    if missing := [name for name in LOOPS if name not in (*ours, *theirs)]:
         notes.append(f"not installed here and left out: {', '.join(missing)}")
     return Findings(arms=tuple(arms), targets=tuple(targets), notes=tuple(notes))
 
@@ -164,7 +153,9 @@ def judge_listening(rounds: Sequence[Round[Block]], case: Case) -> Target:
 
 
 def _build(values: Sequence[float], case: Case, name: str, metric: str) -> Arm:
-    return build_arm(values, case=case.name, arm=name, metric=metric, unit_of_replication=REPLICATION, note=NOTES[name])
+    return build_arm(
+        values, case=case.name, arm=name, metric=metric, unit_of_replication=REPLICATION, note=LOOPS[name].note
+    )
 
 
 def _describe_method(device: str) -> tuple[str, ...]:

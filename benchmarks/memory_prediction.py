@@ -1,10 +1,9 @@
 """Peak memory at a batch size that was not run, predicted from fake tensors and probes at small ones, beside the real.
 
 Each case is a process of its own. Fake peaks of all batch sizes come first; then real peaks at batch sizes that double,
-up to a quarter of the target and until one comes out as predicted (``_memory_steps``; a search has the points of its
-device probes instead); then the memory model's prediction for the target is held against the real peak there.
-Beside it: the fake peak as it is, the same real probes without fake points, and a straight line through the two
-smallest batches. Intervals draw whole models anew, for the settings of one model err alike.
+up to a quarter of the target and until one comes out as predicted (``_memory_probe``); then the memory model's
+prediction for the target is held against the real peak there. Beside it: the fake peak as it is, and a straight line
+through the two smallest batches. Intervals draw whole models anew, for the settings of one model err alike.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.errors import format_nearest
 from fulltilt.tuner.search.model.memory import MemoryCurve
 
-NAME = "memory_prediction"
 CLAIM = "Peak memory at four times the largest probed batch is predicted within 3 % (median) and 6 % (p95)."
 NEEDS_PEERS = False
 DEVICES = ("cpu", "cuda")
@@ -43,7 +41,6 @@ class Outcome:
     measured_gib: float
     predicted_gib: dict[str, float]  # by strategy
     probed: list[int]
-    n_probes_without_fake: int
     is_inside: bool  # the measured peak lies between the low and the high of the prediction
     fake_s: list[float]
 
@@ -60,16 +57,15 @@ def run(context: Context) -> Findings:
         "training steps and an evaluation step.",
         f"The measured peak lies inside the predicted interval in {sum(o.is_inside for o in outcomes)} of "
         f"{len(outcomes)} cases.",
-        "Real probes per case, median: "
-        f"{np.median([len(o.probed) for o in outcomes]):g} with fake points, "
-        f"{np.median([o.n_probes_without_fake for o in outcomes]):g} without.",
+        f"Real probes per case, median: {np.median([len(o.probed) for o in outcomes]):g}.",
     )
     return Findings(arms=tuple(arms), targets=_judge(arms), notes=notes)
 
 
 def _run_case(name: str, target: int, device: str) -> Outcome:
-    asked = {"name": name, "device": device}
-    answer = call_in_process("benchmarks._memory_probe:probe", asked, timeout_s=CASE_TIMEOUT_S)
+    answer = call_in_process(
+        "benchmarks._memory_probe:probe", {"name": name, "device": device}, timeout_s=CASE_TIMEOUT_S
+    )
     outcome = _predict(name, target, answer)
     print(_describe(outcome), file=sys.stderr, flush=True)
     return outcome
@@ -77,24 +73,16 @@ def _run_case(name: str, target: int, device: str) -> Outcome:
 
 def _predict(name: str, target: int, answer: Mapping[str, Any]) -> Outcome:
     fake, real = ({int(batch): gib for batch, gib in answer[kind].items()} for kind in ("fake", "real"))
-    persistent_gib = answer["persistent_gib"]
-    pick = {kind: {b: real[b] for b in answer[kind]} for kind in ("probed", "probed_without_fake")}
-    corrected = MemoryCurve(real=pick["probed"], fake=fake, persistent_gib=persistent_gib).predict_gib(target)
-    without = MemoryCurve(real=pick["probed_without_fake"], persistent_gib=persistent_gib).predict_gib(target)
+    probed = {batch: real[batch] for batch in answer["probed"]}
+    corrected = MemoryCurve(real=probed, fake=fake, persistent_gib=answer["persistent_gib"]).predict_gib(target)
     (first, at_first), (second, at_second) = sorted(real.items())[:2]
     line = at_first + (at_second - at_first) / (second - first) * (target - first)
     return Outcome(
         case=name,
         target=target,
         measured_gib=real[target],
-        predicted_gib={
-            FULL: corrected.gib,
-            "fake alone": fake[target],
-            "probes alone": without.gib,
-            "two-point line": line,
-        },
+        predicted_gib={FULL: corrected.gib, "fake alone": fake[target], "two-point line": line},
         probed=answer["probed"],
-        n_probes_without_fake=len(answer["probed_without_fake"]),
         is_inside=corrected.low * 0.999 <= real[target] <= corrected.high * 1.001,
         fake_s=answer["fake_s"],
     )

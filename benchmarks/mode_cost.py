@@ -6,15 +6,12 @@ Every block is a process of its own: the modes are flags of the whole process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from benchmarks import _rounds
-from benchmarks._rounds import Round, compute_geometric_ratios, run_rounds
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, build_arm
-from benchmarks._speed_probe import Size, start_probe
+from benchmarks._schema import Arm
+from benchmarks._speed_probe import Size, Way, compare_ways
 
-NAME = "mode_cost"
 CLAIM = "What reproducible training costs in speed and, on a GPU, what fast mode gains."
 NEEDS_PEERS = False
 DEVICES = ("cpu", "cuda")
@@ -33,32 +30,17 @@ CASES: Mapping[str, Mapping[str, Size]] = {
     },
 }
 """A quick run takes the first."""
-N_ROUNDS = 6  # the fewest whose median has an interval
 
 
 def run(context: Context) -> Findings:
     modes = MODES | (FAST if context.device == "cuda" else {})
+    ways: dict[str, Way] = {name: (values, {}) for name, values in modes.items()}
     arms: list[Arm] = []
     for case, size in list(CASES[context.device].items())[: 1 if context.quick else None]:
-        rounds = run_rounds(
-            list(modes),
-            lambda mode, size=size: start_probe(size, modes[mode], device=context.device)["samples_per_s"],
-            n_rounds=1 if context.quick else N_ROUNDS,
-        )
-        arms += build_arms(case, rounds)
+        arms += compare_ways(case, size, ways, device=context.device, quick=context.quick, metrics=("samples_per_s",))
     notes = (
         "times as fast: of the median step, over neither mode in the same round; neither against itself is what the "
         "method calls a difference where there is none",
         "data are zeros in memory",
     )
     return Findings(arms=tuple(arms), targets=(), notes=notes)
-
-
-def build_arms(case: str, rounds: Sequence[Round[float]]) -> list[Arm]:
-    """Build arms for the speed of each mode, and for how many times as fast as neither it is."""
-    common = {"case": case, "unit_of_replication": "round of two processes"}
-    arms = _rounds.build_arms(rounds, metric="samples_per_s", **common)
-    for mode in list(rounds[0])[1:]:
-        ratios = compute_geometric_ratios(rounds, mode, PLAIN)
-        arms.append(build_arm(ratios, arm=mode, metric="times_as_fast", **common))
-    return arms

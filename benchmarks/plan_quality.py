@@ -7,12 +7,13 @@ grid's winner is the best of many noisy rows, and a second measurement takes tha
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._duel import describe_plan, open_runner, run_duel
+from benchmarks._duel import describe_plan, open_runner, run_duel, span_axes
 from benchmarks._runner import ROOT, Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.data import make_sensor_hdf5
@@ -20,7 +21,6 @@ from fulltilt.records import Trial
 from fulltilt.tuner import TuneResult, tune
 from fulltilt.tuner.question.source import resolve_target
 
-NAME = "plan_quality"
 CLAIM = "The recommended plan runs at 0.97 or more of the speed of the fastest plan of the whole grid."
 NEEDS_PEERS = False
 DEVICES = ("cpu",)
@@ -41,25 +41,26 @@ class Workload:
 
 def list_workloads(folder: Path) -> list[Workload]:
     """Return three of at most 24 plans each, bound by small convolutions, by the step itself, and by attention."""
+    span = functools.partial(span_axes, num_workers=[0, 1], device="cpu", n_steps=10)
     sensor_file = make_sensor_hdf5(folder / "sensors.h5", 2048, 64, seed=0)
     return [
         Workload(
             name="digits, small CNN",
             target=str(ROOT / "configs" / "digits.yaml"),
-            settings=_span([32, 128, 512], [0, 1], {"channels_last": [False, True]}),
+            settings=span([32, 128, 512], levers={"channels_last": [False, True]}),
             axes=("batch_size", "num_workers", "channels_last"),
         ),
         Workload(
             name="digits as rows, MLP",
             target="benchmarks._tabular:workload",
-            settings=_span([32, 128, 512], [0, 1], {"fused_optimizer": [False, True]}),
+            settings=span([32, 128, 512], levers={"fused_optimizer": [False, True]}),
             axes=("batch_size", "num_workers", "fused_optimizer"),
         ),
         Workload(
             name="sensors, diffusion",
             target=str(ROOT / "configs" / "checking_gpu_optimization.yaml"),
             settings={
-                **_span([8, 32, 128], [0, 1], {"threads": [1, 2]}),
+                **span([8, 32, 128], levers={"threads": [1, 2]}),
                 "model": "sensor_transformer(depth=1, hidden=16, heads=2)",
                 "data.path": str(sensor_file),
                 "data.pin_memory": False,
@@ -67,20 +68,6 @@ def list_workloads(folder: Path) -> list[Workload]:
             axes=("batch_size", "num_workers", "threads"),
         ),
     ]
-
-
-def _span(batch_sizes: list[int], num_workers: list[int], levers: Mapping[str, list[Any]]) -> dict[str, Any]:
-    return {
-        "run.device": "cpu",
-        "speed.precision": "fp32",
-        "speed.threads": 1,  # two threads on two cores wait for each other whenever anything else runs
-        "benchmark.batch_sizes": batch_sizes,
-        "benchmark.num_workers_options": num_workers,
-        "benchmark.steps_per_test": 10,
-        "benchmark.test_mixed_precision": False,
-        "benchmark.test_pin_memory": False,
-        "benchmark.levers": dict(levers),
-    }
 
 
 def run(context: Context) -> Findings:

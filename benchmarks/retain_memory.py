@@ -8,14 +8,12 @@ place of glibc (``LD_PRELOAD``), as torch's own launcher puts them there, where 
 from __future__ import annotations
 
 import ctypes.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from benchmarks._rounds import Round, compute_geometric_ratios, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, build_arm, judge
-from benchmarks._speed_probe import Size, start_probe
+from benchmarks._schema import judge
+from benchmarks._speed_probe import FASTER, FIGURES, Size, Way, compare_ways
 
-NAME = "retain_memory"
 CLAIM = "Keeping freed memory makes training on the CPU as fast at least as without it."
 NEEDS_PEERS = False
 DEVICES = ("cpu",)
@@ -27,8 +25,6 @@ ALLOCATORS: Mapping[str, Mapping[str, str]] = {  # with what torch's launcher se
     "jemalloc": {"MALLOC_CONF": "oversize_threshold:1,background_thread:true,metadata_thp:auto"},
     "tcmalloc_minimal": {},
 }
-FASTER = "times_as_fast"
-N_ROUNDS = 6  # the fewest whose median has an interval
 LEAST_RATIO = 1.0
 
 CASES: Mapping[str, Size] = {
@@ -43,24 +39,20 @@ def run(context: Context) -> Findings:
     ways, missing = find_ways()
     arms, targets = [], []
     for case in list(CASES)[: 1 if context.quick else None]:
-        rounds = run_rounds(
-            list(ways),
-            lambda way, case=case: start_probe(CASES[case], *ways[way], device="cpu"),
-            n_rounds=1 if context.quick else N_ROUNDS,
-        )
-        arms += build_arms(case, rounds)
-        (ratio,) = (arm for arm in arms if (arm.case, arm.arm, arm.metric) == (case, OURS, FASTER))
+        found = compare_ways(case, CASES[case], ways, device="cpu", quick=context.quick, metrics=FIGURES)
+        ratio = next(arm for arm in found if (arm.arm, arm.metric) == (OURS, FASTER))
         targets.append(judge(f"{case}: times as fast", ratio.median, ratio.ci95, at_least=LEAST_RATIO))
+        arms += found
     notes = (
         f"an allocator in glibc's place as {LAUNCHER} has it; not installed here: {', '.join(missing) or 'none'}",
-        "the spread is the largest speed of a process over the smallest, of one arm and case; data are zeros in memory",
+        "data are zeros in memory",
     )
     return Findings(arms=tuple(arms), targets=tuple(targets), notes=notes)
 
 
-def find_ways() -> tuple[dict[str, tuple[Mapping[str, object], Mapping[str, str]]], list[str]]:
+def find_ways() -> tuple[dict[str, Way], list[str]]:
     """Return the settings and the environment of each arm, and the allocators that are not installed."""
-    ways: dict[str, tuple[Mapping[str, object], Mapping[str, str]]] = {
+    ways: dict[str, Way] = {
         PLAIN: ({}, {}),
         OURS: ({"speed": {"retain_freed_memory": True}}, {}),
         LARGE_PAGES: ({}, {"THP_MEM_ALLOC_ENABLE": "1"}),
@@ -68,24 +60,3 @@ def find_ways() -> tuple[dict[str, tuple[Mapping[str, object], Mapping[str, str]
     libraries = {name: ctypes.util.find_library(name) for name in ALLOCATORS}
     ways |= {name: ({}, {"LD_PRELOAD": library, **ALLOCATORS[name]}) for name, library in libraries.items() if library}
     return ways, [name for name, library in libraries.items() if not library]
-
-
-def build_arms(case: str, rounds: Sequence[Round[dict[str, float]]]) -> list[Arm]:
-    """Build arms for the figures of each way, for how far its processes lie apart, and last for its speedup."""
-    arms = []
-    for way in rounds[0]:
-        common = {"case": case, "arm": way, "unit_of_replication": "round of two processes"}
-        for metric in rounds[0][PLAIN][0]:
-            values = compute_means(rounds, way, lambda found, metric=metric: found[metric])
-            arms.append(build_arm(values, metric=metric, **common))
-        rates = [_read_rate(found) for blocks in rounds for found in blocks[way]]
-        spread = [max(rates) / min(rates)]
-        arms.append(build_arm(spread, case=case, arm=way, metric="spread_ratio", unit_of_replication="all processes"))
-    for way in rounds[0]:
-        ratios = compute_geometric_ratios(rounds, way, PLAIN, _read_rate)
-        arms.append(build_arm(ratios, case=case, arm=way, metric=FASTER, unit_of_replication="round of two processes"))
-    return arms
-
-
-def _read_rate(found: Mapping[str, float]) -> float:
-    return found["samples_per_s"]

@@ -20,7 +20,6 @@ from benchmarks.plan_quality import Workload, find_fastest
 from fulltilt.records import Plan
 from fulltilt.tuner import TuneResult, tune
 
-NAME = "search_repeat"
 CLAIM = (
     "A search that is repeated 20 times ends at the same plan, or names it as a tie of its own, each time but one at "
     "most."
@@ -55,22 +54,8 @@ def run(context: Context) -> Findings:
     notes = (
         f"{WORKLOAD.name}: {results[0].search.grid_size} plans; recommended: {picks}",
         f"runs of one plan inside a search lay up to {max(noise, default=0.0):.0f} % apart",
-        *(describe_exception(results[number], number, results) for number in exceptions),
     )
     return Findings(arms=tuple(arms), targets=(target,), notes=notes)
-
-
-def describe_exception(result: TuneResult, number: int, results: Sequence[TuneResult]) -> str:
-    """Say what a search that ended elsewhere knew of the plan that the others ended at."""
-    usual, pick = find_usual([found.picks.recommended.trial.plan for found in results]), result.picks.recommended
-    runs = [row.samples_per_s or 0.0 for row in (*result.trials, *result.repeats) if row.plan == usual]
-    own = ", ".join(f"{rate:,.0f}" for rate in pick.runs_samples_per_s or (pick.trial.samples_per_s or 0.0,))
-    knew = (
-        f"had run the usual plan at {', '.join(f'{rate:,.0f}' for rate in runs)}"
-        if runs
-        else "never ran the usual plan"
-    )
-    return f"search {number + 1} ended at {describe_plan(pick.trial.plan, WORKLOAD.axes)} ({own} samples/s) and {knew}"
 
 
 def judge_results(workload: Workload, results: Sequence[TuneResult]) -> tuple[list[Arm], list[int]]:

@@ -1,31 +1,25 @@
 """How far from the best plan search strategies end, at what cost, on simulated machines whose truth is known.
 
-    python -m benchmarks search_replay              # 400 workloads, every strategy
-    python -m benchmarks.search_replay --worst 10   # the workloads where a strategy ends farthest off, and why
-
 The machines are described in ``benchmarks/_machines.py``. Regret is the share of true speed that the recommended plan
 loses to the fastest plan of the grid that a search may recommend: one whose memory stays below the safety limit.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks._machines import SimulatedMachine, draw_machines
-from benchmarks._machines_explain import describe_row, explain
 from benchmarks._machines_recorded import GridRecording, read_recordings
 from benchmarks._machines_score import Score, find_recorded_truths, find_truths, is_known, run_search
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.stats import compute_interval, compute_proportion_interval
 
-NAME = "search_replay"
 CLAIM = "The default search ends within 0.5 % of the grid's best plan in the median, with a tenth of the trials."
 NEEDS_PEERS = True
 DEVICES = ("cpu",)
@@ -42,49 +36,42 @@ N_QUICK = 20
 N_EXHAUSTIVE = 20  # of the small grid: it is there to show what noise and the rule for ties cost by themselves
 N_ORDERS = 20  # searches of a recorded grid, each with the recorded runs in another order
 CLOSE_PCT = 2.0
-METRICS = {
-    "regret_pct": "regret_pct",
-    "regret_before_ties_pct": "fastest_regret_pct",
-    "trials": "n_trials",
-    "end_to_end_trials": "n_end_to_end",
-    "repeats": "n_repeats",
-    "out_of_memory": "n_out_of_memory",
-}
-"""The name of an arm's figure → the field of a score."""
+METRICS = ("regret_pct", "regret_before_ties_pct", "trials", "end_to_end_trials", "repeats", "out_of_memory")
+"""Figures of a score."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Goal:
+class Goal(NamedTuple):
     """A limit on one figure of the searches of ``OURS`` in one space."""
 
     n_points: int
     figure: str
     limit: float
-    read: str  # of a score
+    metric: str
     quantile: float | None = None  # None: the mean
 
 
 GOALS = (
-    Goal(n_points=336, figure="regret, median, %", limit=0.5, read="regret_pct", quantile=0.5),
-    Goal(n_points=336, figure="regret, p90, %", limit=2.0, read="regret_pct", quantile=0.9),
-    Goal(n_points=336, figure="regret, p99, %", limit=5.0, read="regret_pct", quantile=0.99),
-    Goal(n_points=336, figure="trials, repeats included, mean", limit=24, read="n_trials"),
-    Goal(n_points=336, figure="end-to-end trials, mean", limit=10, read="n_end_to_end"),
-    Goal(n_points=336, figure="out of memory, mean", limit=0.1, read="n_out_of_memory"),
-    Goal(n_points=2688, figure="regret, mean, %", limit=1.5, read="regret_pct"),
-    Goal(n_points=2688, figure="regret, p90, %", limit=4.0, read="regret_pct", quantile=0.9),
-    Goal(n_points=2688, figure="trials, repeats included, mean", limit=32, read="n_trials"),
+    Goal(336, "regret, median, %", 0.5, "regret_pct", 0.5),
+    Goal(336, "regret, p90, %", 2.0, "regret_pct", 0.9),
+    Goal(336, "regret, p99, %", 5.0, "regret_pct", 0.99),
+    Goal(336, "trials, repeats included, mean", 24, "trials"),
+    Goal(336, "end-to-end trials, mean", 10, "end_to_end_trials"),
+    Goal(336, "out of memory, mean", 0.1, "out_of_memory"),
+    Goal(2688, "regret, mean, %", 1.5, "regret_pct"),
+    Goal(2688, "regret, p90, %", 4.0, "regret_pct", 0.9),
+    Goal(2688, "trials, repeats included, mean", 32, "trials"),
 )
 
 
 def run(context: Context) -> Findings:
-    n_machines = N_QUICK if context.quick else N_MACHINES
-    machines = draw_machines(range(FIRST_SEED, FIRST_SEED + n_machines))
+    seeds = range(FIRST_SEED, FIRST_SEED + (N_QUICK if context.quick else N_MACHINES))
     known = list(filter(is_known, STRATEGIES))
     arms: list[Arm] = []
     targets: list[Target] = []
+    n_machines = 0
     for n_points in POINTS:
-        scores = score_machines(machines, n_points, known)
+        scores = score_machines(draw_machines(seeds), n_points, known)
+        n_machines = max(map(len, scores.values()))
         for name in known:
             if scores[name]:
                 arms += describe_scores(f"{n_points} points", name, scores[name])
@@ -95,58 +82,52 @@ def run(context: Context) -> Findings:
         for name in known:
             scores_of_one = score_recording(recording, name, n_orders=2 if context.quick else N_ORDERS)
             arms += describe_scores(f"recorded: {recording.name}", name, scores_of_one)
-    notes = _list_notes(len(machines), known, recordings)
+    notes = _list_notes(n_machines, known, recordings)
     return Findings(arms=tuple(arms), targets=tuple(targets), notes=tuple(notes))
 
 
 def score_machines(
-    machines: Sequence[SimulatedMachine], n_points: int, strategies: Sequence[str]
+    machines: Iterable[SimulatedMachine], n_points: int, strategies: Sequence[str]
 ) -> dict[str, list[Score]]:
     """Run every strategy on every machine, one machine after the other."""
     scores: dict[str, list[Score]] = {name: [] for name in strategies}
     for number, machine in enumerate(machines):
         truths = find_truths(machine, n_points)
         for name in strategies:
-            if name == "exhaustive" and (number >= N_EXHAUSTIVE or n_points != POINTS[0]):
-                continue
-            scores[name].append(dataclasses.replace(run_search(truths, name), rows=()))
-        machine.forget_truths()
-        _say_progress(number + 1, len(machines), n_points)
+            if name != "exhaustive" or (number < N_EXHAUSTIVE and n_points == POINTS[0]):
+                scores[name].append(run_search(truths, name))
+        print(f"\r{n_points} points: {number + 1} workloads", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     return scores
 
 
 def score_recording(recording: GridRecording, strategy: str, *, n_orders: int) -> list[Score]:
     """Run one strategy on one recorded grid, with the runs of each plan in another order each time."""
-    return [
-        dataclasses.replace(run_search(find_recorded_truths(recording, seed), strategy), rows=())
-        for seed in range(n_orders)
-    ]
+    return [run_search(find_recorded_truths(recording, seed), strategy) for seed in range(n_orders)]
 
 
 def describe_scores(case: str, name: str, scores: Sequence[Score]) -> list[Arm]:
     """Build an arm a figure; its samples, one a search, hold the quantiles that the targets speak of."""
     common = {"case": case, "arm": name, "unit_of_replication": "search of one workload", "note": summarize(scores)}
-    return [
-        build_arm([float(getattr(score, figure)) for score in scores], metric=metric, **common)
-        for metric, figure in METRICS.items()
-    ]
+    return [build_arm(_read(scores, metric), metric=metric, **common) for metric in METRICS]
+
+
+def _read(scores: Sequence[Score], metric: str) -> list[float]:
+    return [float(getattr(score, metric)) for score in scores]
 
 
 def summarize(scores: Sequence[Score]) -> str:
     """Write the figures that a median does not show, in one line."""
-
-    def mean(figure: str) -> float:
-        return statistics.fmean(getattr(score, figure) for score in scores)
-
-    regret = np.array([score.regret_pct for score in scores])
+    mean = {metric: statistics.fmean(_read(scores, metric)) for metric in METRICS}
+    regret = np.array(_read(scores, "regret_pct"))
     close = int((regret <= CLOSE_PCT).sum())
     low, high = compute_proportion_interval(close, len(scores))
     return (
         f"regret mean {regret.mean():.2f}, median {np.median(regret):.2f}, p90 {_find_quantile(regret, 0.9):.2f}, "
         f"p99 {_find_quantile(regret, 0.99):.2f} %; within {CLOSE_PCT:g} %: {100 * close / len(scores):.0f} % "
-        f"({100 * low:.0f} to {100 * high:.0f}); trials {mean('n_trials'):.1f}, of them end to end "
-        f"{mean('n_end_to_end'):.1f} and repeats {mean('n_repeats'):.1f}; out of memory "
-        f"{mean('n_out_of_memory'):.2f} a search"
+        f"({100 * low:.0f} to {100 * high:.0f}); trials {mean['trials']:.1f}, of them end to end "
+        f"{mean['end_to_end_trials']:.1f} and repeats {mean['repeats']:.1f}; out of memory "
+        f"{mean['out_of_memory']:.2f} a search"
     )
 
 
@@ -155,7 +136,7 @@ def judge_goals(n_points: int, scores: Sequence[Score]) -> list[Target]:
     for goal in GOALS:
         if goal.n_points != n_points:
             continue
-        values = [float(getattr(score, goal.read)) for score in scores]
+        values = _read(scores, goal.metric)
         if goal.quantile is None:
             measured, ci95 = statistics.fmean(values), compute_interval(values) if len(values) > 1 else None
         else:
@@ -189,41 +170,3 @@ def _list_notes(n_machines: int, known: Sequence[str], recordings: Sequence[Grid
         )
     missing = [name for name in STRATEGIES if name not in known]
     return [*notes, f"not run here: {', '.join(missing)}"] if missing else notes
-
-
-def _say_progress(done: int, total: int, n_points: int) -> None:
-    end = "\n" if done == total else ""
-    print(f"\r{n_points} points: {done} of {total} workloads", end=end, file=sys.stderr, flush=True)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.search_replay", description=__doc__.partition("\n")[0])
-    parser.add_argument("--strategy", default=OURS)
-    parser.add_argument("--points", type=int, choices=POINTS, default=POINTS[0])
-    parser.add_argument("--workloads", type=int, default=N_QUICK, help=f"how many, seeds from {FIRST_SEED}")
-    parser.add_argument("--seed", type=int, help="this workload only, with every row of the search")
-    parser.add_argument("--worst", type=int, default=5, help="how many to explain")
-    args = parser.parse_args(arguments)
-    if not is_known(args.strategy):
-        parser.error(f"no strategy named {args.strategy} here; there are {', '.join(filter(is_known, STRATEGIES))}")
-    machines = draw_machines([args.seed] if args.seed is not None else range(FIRST_SEED, FIRST_SEED + args.workloads))
-    found: list[tuple[Score, list[str]]] = []
-    for number, machine in enumerate(machines):
-        truths = find_truths(machine, args.points)
-        score = run_search(truths, args.strategy)
-        found.append((score, explain(truths, score)))
-        machine.forget_truths()
-        _say_progress(number + 1, len(machines), args.points)
-    if not found:
-        parser.error("none of these workloads fits its machine; give other seeds")
-    print(f"{args.strategy}, {len(found)} workloads: {summarize([score for score, _ in found])}")
-    for _, lines in sorted(found, key=lambda pair: -pair[0].regret_pct)[: args.worst]:
-        print("\n".join(lines))
-    if args.seed is not None:
-        for row in found[0][0].rows:
-            print(describe_row(row, list(machines[0].space(args.points).axes)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,7 +35,6 @@ from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.measure import NullTimer
 from fulltilt.stats import compute_interval
 
-NAME = "simclr"
 CLAIM = (
     "Views for SimCLR are made faster than image by image, the exact large batch costs less than twice plain "
     "accumulation, and features learnt without a label beat those of a random encoder."
@@ -81,16 +80,13 @@ Arms = dict[str, Callable[[], float]]
 def run(context: Context) -> Findings:
     source = find_data(IMAGES)
     open_peers_of_data()
-    n_threads, size = torch.get_num_threads(), SIZES[context.device]
+    size = SIZES[context.device]
     torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
-            limit, n_labelled = count_images(size, quick=context.quick)
-            make_stl10(source, folder, size=SIDE, limit=limit, n_labelled=n_labelled)
-            arms, targets = measure_speed(Path(folder), size, quick=context.quick)
-            learnt, margin = measure_learning(Path(folder), size, quick=context.quick)
-    finally:
-        torch.set_num_threads(n_threads)
+    with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
+        limit, n_labelled = count_images(size, quick=context.quick)
+        make_stl10(source, folder, size=SIDE, limit=limit, n_labelled=n_labelled)
+        arms, targets = measure_speed(Path(folder), size, quick=context.quick)
+        learnt, margin = measure_learning(Path(folder), size, quick=context.quick)
     notes = (
         f"views of both loops: {VIEWS.format(side=SIDE)}; what is learnt from has {LEARNING_SIDE} pixels",
         f"{size.model} with SimCLR's projector, temperature 0.2, AdamW, {size.precision}, 1 thread; workers only in v2",
@@ -174,12 +170,8 @@ def build_view_arms(folder: Path, size: Size, n_steps: int) -> Arms:
 
 
 def build_step_arms(folder: Path, size: Size, n_steps: int) -> Arms:
-    run, other = build(folder, size, accumulate=1), build(folder, size, accumulate=1)
-    step, batches, plain = build_step(run), cycle(run), cycle_plain(other, size)
-
-    def train_ours() -> None:
-        for _ in range(n_steps):
-            step(batches, NullTimer())
+    other = build(folder, size, accumulate=1)
+    plain = cycle_plain(other, size)
 
     def train_plain() -> None:
         run_plain_steps(
@@ -187,26 +179,30 @@ def build_step_arms(folder: Path, size: Size, n_steps: int) -> Arms:
         )
 
     n_views = 2 * size.batch_size * n_steps
-    blocks = {PLAIN: train_plain, OURS: train_ours}
-    return {name: time_block(block, n_views, size.device) for name, block in blocks.items()}
+    ours = plan_training(build(folder, size, accumulate=1), n_steps)
+    return {PLAIN: time_block(train_plain, n_views, size.device), OURS: time_block(ours, n_views, size.device)}
 
 
 def build_window_arms(folder: Path, size: Size, n_steps: int) -> Arms:
-    def build_arm_of(run: Run) -> Callable[[], float]:
-        step, batches = build_step(run), cycle(run)
-
-        def train_windows() -> None:
-            for _ in range(n_steps):
-                step(batches, NullTimer())
-
-        return time_block(train_windows, 2 * size.batch_size * WINDOW * n_steps, size.device)
-
     large = dataclasses.replace(size, batch_size=size.batch_size * WINDOW)
-    return {
-        ACCUMULATED: build_arm_of(build(folder, size, accumulate=WINDOW, exact=False)),
-        CACHED: build_arm_of(build(folder, size, accumulate=WINDOW)),
-        LARGE: build_arm_of(build(folder, large, accumulate=1)),
+    runs = {
+        ACCUMULATED: build(folder, size, accumulate=WINDOW, exact=False),
+        CACHED: build(folder, size, accumulate=WINDOW),
+        LARGE: build(folder, large, accumulate=1),
     }
+    n_views = 2 * large.batch_size * n_steps
+    return {name: time_block(plan_training(run, n_steps), n_views, size.device) for name, run in runs.items()}
+
+
+def plan_training(run: Run, n_steps: int) -> Callable[[], None]:
+    """Return a block of optimizer steps of ours; each call goes on with the next batches."""
+    step, batches = build_step(run), cycle(run)
+
+    def train_steps() -> None:
+        for _ in range(n_steps):
+            step(batches, NullTimer())
+
+    return train_steps
 
 
 def time_block(block: Callable[[], None], n_views: int, device: str) -> Callable[[], float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 from benchmarks import checkpoint_stall
 from benchmarks._runner import Context
@@ -59,20 +57,13 @@ def test_a_machine_that_became_slower_for_good_is_no_stall_of_the_later_checkpoi
 
 
 @pytest.mark.usefixtures("_small_model")
-def test_a_block_asks_for_the_batches_that_it_times():
-    measure = functools.partial(checkpoint_stall.measure_block, device="cpu", batch_size=2, steps_each=6, n_threads=1)
-    foreground, without = measure(FOREGROUND), measure(WITHOUT)
-    assert min(foreground.still_s, foreground.step_s, without.step_s) > 0
-    assert (foreground.waited_s, without.still_s, without.waited_s) == (0.0, 0.0, 0.0)
-
-
-@pytest.mark.usefixtures("_small_model")
 def test_the_benchmark_runs_from_its_own_entry():
     """It handed its block an argument that this does not take, and ended before the first step."""
     findings = checkpoint_stall.run(Context(device="cpu", quick=True))
     cases = [*checkpoint_stall.plan_cases("cpu", count_usable_cores())]
     assert [target.name.partition(":")[0] for target in findings.targets] == cases
     assert {arm.case for arm in findings.arms} == set(cases)
+    assert all(arm.median > 0 for arm in findings.arms if arm.metric == "step_wall_ms")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +90,7 @@ def test_a_core_is_left_where_there_are_two(device, n_cores, expected):
 )
 def test_the_claim_is_half_of_the_foreground_in_every_round(beside_ms, foreground_ms, met):
     def block(stall_ms):
-        return (Block(stall_s=stall_ms / 1000, step_s=0.01, still_s=0.0, waited_s=0.0),) * 2
+        return (Block(stall_s=stall_ms / 1000, step_s=0.01),) * 2
 
     pairs = list(zip(beside_ms, foreground_ms, strict=True))
     rounds = [{WITHOUT: block(0), FOREGROUND: block(f), BESIDE: block(b)} for b, f in pairs]

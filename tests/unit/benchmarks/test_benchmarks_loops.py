@@ -12,17 +12,16 @@ import torch
 from benchmarks import _loops, loop_overhead
 from benchmarks._loops import (
     AGAIN,
-    ARMS,
     LIGHTNING_LISTENING,
+    LOOPS,
     N_CLASSES,
     N_FEATURES,
-    NOTES,
     OURS,
     OURS_LISTENING,
-    PEERS,
     REFERENCE,
     Block,
     Case,
+    Loop,
     MarkedRows,
     build_model,
     build_shared_loader,
@@ -34,7 +33,7 @@ from torch.utils.data import DataLoader
 
 from fulltilt.records import EpochDone
 
-HERE = [arm for arm in ARMS if arm not in PEERS or importlib.util.find_spec(PEERS[arm])]
+HERE = [name for name, loop in LOOPS.items() if not loop.package or importlib.util.find_spec(loop.package)]
 
 
 def build_rows(n_batches: int, *, first: int = 0, last: int = 1) -> MarkedRows:
@@ -50,19 +49,18 @@ def test_every_arm_ends_with_the_weights_of_the_hand_written_loop(arm):
     model = build_model(32)
     other = copy.deepcopy(model)
     start = [parameter.detach().clone() for parameter in model.parameters()]
-    ARMS[REFERENCE](model, build_rows(6))
+    LOOPS[REFERENCE].run(model, build_rows(6))
     with silence_peers():
-        ARMS[arm](other, build_rows(6))
+        LOOPS[arm].run(other, build_rows(6))
     trained = list(model.parameters())
     assert all(not torch.equal(a, b) for a, b in zip(start, trained, strict=True))
     torch.testing.assert_close(list(other.parameters()), trained, rtol=0, atol=0)
 
 
 def test_the_arm_with_metrics_logs_them(monkeypatch):
-    assert NOTES.keys() == ARMS.keys()
     rows = []
     monkeypatch.setattr(_loops, "build_listeners", lambda folder: (rows.append,))
-    ARMS[OURS_LISTENING](build_model(16), build_rows(24))
+    LOOPS[OURS_LISTENING].run(build_model(16), build_rows(24))
     (told,) = [event.metrics for event in rows if isinstance(event, EpochDone)]
     assert 0 <= told["accuracy"] <= 1
 
@@ -73,7 +71,7 @@ def test_lightning_writes_the_metric_and_draws_its_bar(monkeypatch, tmp_path):
     monkeypatch.setattr(_loops.io, "StringIO", lambda: drawn)
     monkeypatch.setattr(_loops.tempfile, "TemporaryDirectory", lambda prefix: contextlib.nullcontext(str(tmp_path)))
     with silence_peers():
-        ARMS[LIGHTNING_LISTENING](build_model(16), build_rows(120))
+        LOOPS[LIGHTNING_LISTENING].run(build_model(16), build_rows(120))
     (written,) = tmp_path.rglob("metrics.csv")
     lines = written.read_text().splitlines()
     assert "accuracy" in lines[0]
@@ -114,7 +112,7 @@ def test_a_loop_that_stops_early_gives_no_figure(monkeypatch):
     def stop_early(model, dataset):
         next(iter(build_shared_loader(dataset)))
 
-    monkeypatch.setitem(ARMS, REFERENCE, stop_early)
+    monkeypatch.setitem(LOOPS, REFERENCE, Loop(stop_early, ""))
     with pytest.raises(RuntimeError, match="too few batches"):
         measure_block(REFERENCE, Case(name="c", width=16, batch_size=8, n_warmup=3, n_steps=10))
 

@@ -14,7 +14,6 @@ from benchmarks._machines import BATCH_SIZES, SimulatedMachine, draw_machines
 from benchmarks._machines_device import Arm
 from benchmarks._machines_hardware import Host
 from benchmarks._machines_queue import Lanes, draw_spread, simulate_step_s
-from benchmarks._machines_truth import read_arm
 from benchmarks._runner import ROOT
 
 from fulltilt.levers import find_obstacles
@@ -100,12 +99,9 @@ def test_the_queue_comes_to_the_step_that_is_known(host, given, step_s, rel):
     assert simulate(host, **given) == pytest.approx(step_s, rel=rel)
 
 
-def test_the_pinning_thread_takes_the_interpreter_from_the_loop():
+def test_batch_times_that_vary_and_a_busy_interpreter_cost_throughput():
     slowed = dataclasses.replace(IDEAL_HOST, pin_gil=0.5)
-    assert simulate(slowed, n_workers=8, pin_s=0.006, launch_s=0.004) > 0.0065
-
-
-def test_batch_times_that_vary_cost_throughput_in_order_and_have_their_mean_over_every_stratum():
+    assert simulate(slowed, n_workers=8, pin_s=0.006, launch_s=0.004) > 0.0065, "the pinning thread holds the loop up"
     even = simulate(n_workers=4, device_s=0.0025, launch_s=0.0001)
     assert simulate(n_workers=4, device_s=0.0025, launch_s=0.0001, make_variation=0.5) > 1.02 * even
     spread = draw_spread(3)
@@ -207,36 +203,22 @@ def test_memory_rises_with_the_batch_and_falls_with_what_saves_it():
     assert needed(dataclasses.replace(low, compile=True)) < needed(low) < needed(Arm(is_low=False))
 
 
-def test_checkpointing_costs_about_a_third_of_the_compute():
-    ratios = []
-    for machine in map(SimulatedMachine, range(40)):
-        plain, again = Arm(is_low=True), Arm(is_low=True, activation_checkpointing=True)
-        model = machine.step_model
-        ratios.append(model.compute_device_s(again, 64) / model.compute_device_s(plain, 64))
-    assert 1.2 < statistics.median(ratios) < 1.4
-    assert min(ratios) > 1.0
+def has_images(machine):
+    return machine.model.family in ("cnn", "unet")
 
 
 def test_channels_last_gains_and_loses_as_published():
     """timm's training tables over 834 networks: median 1.12 times as fast, 13 % slower, the slowest twentieth 0.41."""
-    gains = []
-    for machine in map(SimulatedMachine, range(400)):
-        if machine.model.family in ("cnn", "unet"):
-            plain, last = Arm(is_low=True), Arm(is_low=True, channels_last=True)
-            gains.append(machine.step_model.compute_device_s(plain, 64) / machine.step_model.compute_device_s(last, 64))
+    gains, again = [], []
+    for model in (machine.step_model for machine in map(SimulatedMachine, range(400)) if has_images(machine)):
+        plain_s = model.compute_device_s(Arm(is_low=True), 64)
+        gains.append(plain_s / model.compute_device_s(Arm(is_low=True, channels_last=True), 64))
+        again.append(model.compute_device_s(Arm(is_low=True, activation_checkpointing=True), 64) / plain_s)
+    assert 1.2 < statistics.median(again) < 1.4, "checkpointing costs about a third of the compute"
     assert len(gains) > 100
     assert 1.05 < statistics.median(gains) < 1.25
     assert 0.07 < np.mean(np.array(gains) < 1) < 0.22
     assert np.quantile(gains, 0.05) < 0.85
-
-
-def test_device_time_jumps_where_algorithms_and_waves_change():
-    """A straight line through two batches misses the third by more than noise on some machine: kinks are there."""
-    misses = []
-    for machine in map(SimulatedMachine, range(30)):
-        times = [machine.step_model.compute_device_s(Arm(is_low=False), batch) for batch in (32, 64, 96)]
-        misses.append(abs(times[1] - (times[0] + times[2]) / 2) / times[1])
-    assert max(misses) > 0.05
 
 
 def test_spaces_have_the_sizes_that_are_spoken_of_and_no_plan_that_its_guards_refuse():
@@ -247,12 +229,10 @@ def test_spaces_have_the_sizes_that_are_spoken_of_and_no_plan_that_its_guards_re
         assert len(space.grid()) == n_points
         assert not any(find_obstacles(plan, machine.facts) for plan in space.grid())
         assert space.user_plan in space.grid()
-    with pytest.raises(ValueError, match="336 or 2688"):
-        machine.space(100)
 
 
 def test_workloads_are_of_every_kind():
-    machines = draw_machines(range(200))
+    machines = list(draw_machines(range(200)))
     assert len(machines) >= 195
     assert {machine.model.family for machine in machines} == {"cnn", "vit", "gpt", "unet", "tabular", "audio"}
     assert len({machine.gpu.name for machine in machines}) == 9
@@ -261,9 +241,3 @@ def test_workloads_are_of_every_kind():
         max(BATCH_SIZES, key=lambda b, m=m: b * m.fits(m.space(336).user_plan.replace(batch_size=b))) for m in machines
     ]
     assert len(set(best)) >= 10  # the largest batch that fits is anything from 1 to 8,192
-
-
-def test_an_arm_is_what_the_device_sees_of_a_plan():
-    plan = SimulatedMachine(0).space(336).user_plan
-    assert read_arm(plan) == read_arm(plan.replace(num_workers=16, pin_memory=True, batch_size=1))
-    assert read_arm(plan) != read_arm(plan.replace(compile=True))

@@ -17,10 +17,9 @@ from benchmarks._machines_recorded import (
     read_recordings,
 )
 from benchmarks._machines_score import find_recorded_truths, run_search
-from benchmarks._record_grid import count_planned, list_parts, run_recording
+from benchmarks._record_grid import list_parts, run_recording
 from benchmarks.search_replay import score_recording
 
-from fulltilt.errors import DataError
 from fulltilt.hardware import read_machine
 from fulltilt.records import PROBES, WHOLE_RUNS
 from fulltilt.tuner.search import strategies as search
@@ -41,8 +40,7 @@ def recorded():
     """A transformer on a card that batch 8,192 does not fit, nor 64 in fp32."""
     machine = SimulatedMachine(8)
     space = build_small_space(machine)
-    session = run_recording(machine, Journal(), space, n_repeats=N_REPEATS)
-    rows = sorted((*session.rows, *session.probes), key=lambda row: int(row.id[1:]))
+    rows = run_recording(Session(machine, Journal()), space, n_repeats=N_REPEATS)
     return GridRecording(
         version=VERSION, name="simulated", device="cuda", command="…", date="2026-01-31", workload={"name": "vit"},
         machine=read_machine(), versions={}, axes=dict(space.axes), base=space.base, user_plan=space.user_plan,
@@ -57,6 +55,9 @@ def test_every_plan_that_fits_was_run_as_often_as_asked_and_the_others_have_a_ro
     assert {len(rows) for rows in runs.values() if rows[0].status == "ok"} == {N_REPEATS}
     assert {rows[0].status for rows in runs.values()} == {"ok", "out_of_memory", "skipped"}
     assert all(len(rows) == 1 for rows in runs.values() if rows[0].status != "ok")
+    repeats = [row.plan for row in recorded.rows if row.kind == "repeat"]
+    half = len(repeats) // 2
+    assert repeats[:half] == repeats[half:][::-1], "rounds turn around"
 
 
 def test_every_part_was_run_once(recorded):
@@ -70,7 +71,6 @@ def test_every_part_was_run_once(recorded):
     assert {(kind, plan["batch_size"], plan["precision"]) for kind, plan in wanted - found} == {
         ("device", 8192, "fp32")
     }
-    assert len(recorded.rows) <= sum(count_planned(space, N_REPEATS).values())
 
 
 def test_what_did_not_fit_is_out_of_memory_also_where_it_was_not_run(recorded):
@@ -88,25 +88,11 @@ def test_what_did_not_fit_is_out_of_memory_also_where_it_was_not_run(recorded):
         machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w", kind="loader")
 
 
-def test_rounds_turn_around(recorded):
-    repeats = [row.plan for row in recorded.rows if row.kind == "repeat"]
-    half = len(repeats) // 2
-    assert repeats[:half] == repeats[half:][::-1]
-
-
 def test_a_recording_comes_back_from_its_file_as_it_was(recorded, tmp_path):
     path = tmp_path / "grid-simulated-cuda.json"
     path.write_text(recorded.to_text(), encoding="utf-8")
     assert read_recordings(tmp_path) == [recorded]
     assert len(path.read_text(encoding="utf-8").splitlines()) > len(recorded.rows)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"version": 1}', "\x00"])
-def test_a_file_that_is_no_recording_is_refused_with_its_name(text, tmp_path):
-    path = tmp_path / "grid-x-cpu.json"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(DataError, match="grid-x-cpu"):
-        GridRecording.read(path)
 
 
 def test_answers_are_the_recorded_rows_in_an_order_of_the_seed(recorded):
@@ -143,7 +129,7 @@ def test_a_part_answers_for_every_plan_that_shares_it(recorded):
 def test_truths_are_medians_and_a_search_is_scored_against_them(recorded):
     truths = find_recorded_truths(recorded, seed=0)
     rates = [row.samples_per_s for row in recorded.rows if row.plan == truths.best and row.kind in WHOLE_RUNS]
-    assert truths.best_samples_per_s == statistics.median(rates)
+    assert truths.samples_per_s[truths.best] == statistics.median(rates)
     score = run_search(truths, "coordinate_descent_2")
     assert score.recommended in truths.samples_per_s
     assert score.regret_pct < 100
@@ -158,18 +144,11 @@ def test_every_strategy_of_the_product_can_be_answered_from_a_recording(recorded
         assert any(row.status == "ok" for row in session.rows), name
 
 
-def test_settings_on_the_command_line_are_values():
-    words = ["data.batch_size=64", "speed.precision=fp32", "a.b=[1, 2]", "c=true"]
-    settings = dict(map(_record_grid._parse_setting, words))
-    assert settings == {"data.batch_size": 64, "speed.precision": "fp32", "a.b": [1, 2], "c": True}
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (["missing.yaml", "--out", "x.json"], 2, "missing.yaml"),
         (["configs/digits.yaml", "speed", "--out", "x.json"], 2, "key=value"),
-        (["configs/digits.yaml", "--out", "x.json", "--repeats", "0"], 2, "--repeats 0"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_runs(arguments, code, said, capsys, tmp_path, monkeypatch):

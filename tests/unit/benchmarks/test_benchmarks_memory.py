@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks import lever_memory
 from benchmarks._memory_cases import MODELS, build_cases
-from benchmarks._memory_steps import choose_next, is_settled, measure_until_settled
+from benchmarks._memory_probe import choose_next, is_settled, measure_until_settled
 from benchmarks.memory_prediction import find_model
 
 from fulltilt.config import config_from_values
@@ -30,12 +30,6 @@ def test_with_fake_points_two_or_three_real_ones_are_enough():
     assert min(curve.real) > 10, "a first point before the bend would show no growth"
     assert is_settled(curve)
     assert curve.predict_gib(512).gib == pytest.approx(0.4 + 1.02 * bent(512), rel=0.01)
-
-
-def test_without_fake_points_batches_double_until_the_slope_repeats():
-    curve = measure_until_settled(MemoryCurve(), POWERS, bent)
-    assert list(curve.real) == [1, 2, 4, 8, 16, 32, 64]
-    assert curve.predict_gib(1024).gib == pytest.approx(bent(1024))
 
 
 def test_a_peak_that_came_otherwise_than_predicted_asks_for_another():

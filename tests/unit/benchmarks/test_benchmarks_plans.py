@@ -6,11 +6,11 @@ import math
 
 import pytest
 from benchmarks import trial_startup
-from benchmarks._startup import Stopwatch, start_fresh_python
 from benchmarks.plan_quality import describe_duel, find_fastest, list_workloads
+from benchmarks.trial_startup import Stopwatch, start_fresh_python
 
 from fulltilt.levers import load_catalogue
-from fulltilt.records import Trial, TrialRequest, dumps, loads
+from fulltilt.records import Trial
 from fulltilt.tuner.question.source import resolve_target
 
 
@@ -46,26 +46,18 @@ def test_a_duel_is_described_by_both_rates_and_their_ratio():
     assert arms[-1].samples == (0.98, 0.99, 1.2)
 
 
-def test_the_request_holds_a_whole_plan_and_survives_its_way():
-    request = trial_startup.build_request()
-    assert request.plan.keys() == load_catalogue().keys()
-    assert loads(TrialRequest, dumps(request)) == request
-
-
-def test_a_stage_counts_when_it_is_told_for_the_first_time():
+def test_a_stage_counts_when_it_is_told_for_the_first_time_and_a_missing_one_is_an_error():
     watch = Stopwatch()
     told = [watch.take({"progress": {"stage": stage}}) for stage in ("configured", "built", "measuring", "measuring")]
     assert told == [False, False, True, False]
     seconds = [watch.read("")[stage] for stage in ("configured", "built", "measuring")]
     assert 0 <= seconds[0] <= seconds[1] <= seconds[2]
 
-
-def test_a_trial_that_ends_too_early_is_an_error_with_its_own_words():
-    watch = Stopwatch()
-    watch.take({"progress": {"stage": "configured"}})
-    watch.take({"failure": {"exception_type": "DataError"}})
+    early = Stopwatch()
+    early.take({"progress": {"stage": "configured"}})
+    early.take({"failure": {"exception_type": "DataError"}})
     with pytest.raises(RuntimeError, match="before it was built: no such file"):
-        watch.read("no such file\n")
+        early.read("no such file\n")
 
 
 def test_a_killed_trial_leaves_its_temporary_files_where_it_was_told_to(tmp_path, monkeypatch):

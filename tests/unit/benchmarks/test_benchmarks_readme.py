@@ -79,22 +79,6 @@ def test_comparisons_that_decide_nothing_are_counted_and_named(results):
     assert "undecided" not in find_row(build_table(results), "batch_finders")
 
 
-def test_clusters_are_what_a_case_of_memory_belongs_to(results):
-    result = read(results, "memory_prediction")
-    arms = change_arms(result, "fake, corrected", n=2, samples=(1.0, 2.0, 3.0), clusters=("a", "a", "b"))
-    write(results, result, arms=arms)
-    assert "3 cases of 2 models" in find_row(build_table(results), "memory_prediction")
-
-
-def test_a_file_without_what_its_row_speaks_of_is_told_with_what_there_is(results):
-    result = read(results, "cli_start")
-    write(results, result, targets=(dataclasses.replace(result.targets[0], name="fulltilt --helps, s"),))
-    with pytest.raises(
-        LookupError, match=r"cli_start has no target 'fulltilt --help, s'.*did you mean fulltilt --helps"
-    ):
-        build_table(results)
-
-
 def test_a_page_without_markers_is_refused():
     assert replace_table(f"a\n{START}\nold\n{END}\nb\n", "| new |") == f"a\n{START}\n| new |\n{END}\nb\n"
     with pytest.raises(ValueError, match="needs a line"):

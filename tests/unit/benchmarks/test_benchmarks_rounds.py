@@ -30,16 +30,6 @@ def test_a_round_is_a_palindrome_with_every_arm_twice_that_starts_anywhere():
     assert {order[0] for order in orders} == set(NAMES)
 
 
-def test_blocks_are_run_one_after_the_other_in_the_order_drawn():
-    seen = []
-    rounds = run_rounds(NAMES, lambda name: seen.append(name) or len(seen), n_rounds=3, seed=5)
-    assert (len(rounds), len(seen)) == (3, 18)
-    for number, blocks in enumerate(rounds):
-        for name, (first, second) in blocks.items():
-            assert seen[first - 1] == seen[second - 1] == name
-            assert 6 * number < first < second <= 6 * (number + 1)
-
-
 def test_a_linear_drift_of_the_machine_cancels_in_the_difference():
     true_us = {"a": 100.0, "b": 130.0, "c": 100.0}
     clock = iter(range(1000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from benchmarks.plan_quality import Workload
-from benchmarks.search_repeat import describe_exception, find_usual, judge_results
+from benchmarks.search_repeat import find_usual, judge_results
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Trial
@@ -33,15 +33,6 @@ def test_a_declared_tie_with_the_usual_plan_is_agreement_and_silence_is_not():
     assert agrees["recommended, or a tie of it"] == (1.0, 1.0, 1.0, 0.0)
     assert agrees["recommended"] == (1.0, 1.0, 0.0, 0.0)
     assert find_usual([B, A, A, B]) == B, "of equals the first"
-
-
-def test_an_exception_is_told_with_what_its_search_knew_of_the_usual_plan():
-    results = [build_result(A), build_result(A), build_result(C, rates=(3000.0, 2.0, 1000.0))]
-    said = describe_exception(results[2], 2, results)
-    assert said.startswith("search 3 ended at batch_size=64")
-    assert said.endswith("(1,000 samples/s) and had run the usual plan at 3,000")
-    results[2].trials = results[2].trials[1:]
-    assert describe_exception(results[2], 2, results).endswith("never ran the usual plan")
 
 
 def test_the_fastest_row_is_held_against_its_own_usual_plan():

@@ -6,33 +6,25 @@ from benchmarks._runner import Context
 from benchmarks._speed_probe import Size, start_probe
 
 
-def test_a_mode_is_told_as_times_as_fast_as_neither():
-    rounds = [{mode_cost.PLAIN: (100.0, 400.0), mode_cost.AGAIN: (200.0, 200.0), "deterministic": (50.0, 200.0)}] * 6
-    arms = {(arm.arm, arm.metric): arm.median for arm in mode_cost.build_arms("a case", rounds)}
-    assert arms[mode_cost.PLAIN, "samples_per_s"] == 250.0
-    assert arms[mode_cost.AGAIN, "times_as_fast"] == pytest.approx(1.0)
-    assert arms["deterministic", "times_as_fast"] == pytest.approx(0.5)
-
-
 def test_each_mode_trains_in_a_process_of_its_own(monkeypatch):
     monkeypatch.setattr(mode_cost, "CASES", {"cpu": {"tiny": Size("small_cnn(width=4)", 4, 1, 8)}})
-    started = []
-
-    def start(size, values, **more):
-        started.append(values)
-        return _speed_probe.start_probe(size, values, **more)
-
-    monkeypatch.setattr(mode_cost, "start_probe", start)
+    started, start = [], _speed_probe.start_probe
+    monkeypatch.setattr(
+        _speed_probe, "start_probe", lambda *asked, **more: started.append(asked[1]) or start(*asked, **more)
+    )
     findings = mode_cost.run(Context(device="cpu", quick=True))
     assert sorted(map(str, started)) == sorted(map(str, [*mode_cost.MODES.values()] * 2))
-    rates = [arm.median for arm in findings.arms if arm.metric == "samples_per_s"]
-    assert len(rates) == 3
-    assert min(rates) > 0
+    found = {(arm.arm, arm.metric): arm.median for arm in findings.arms}
+    plain, *others = mode_cost.MODES
+    assert set(found) == {(plain, "samples_per_s")} | {
+        (name, metric) for name in others for metric in ("samples_per_s", "times_as_fast")
+    }
+    assert min(found.values()) > 0
 
 
 def test_a_probe_that_fails_says_why():
     with pytest.raises(RuntimeError, match=r"(?s)exit code 1.*no_such_model"):
-        start_probe(Size("no_such_model", 4, 1, 8), {}, device="cpu")
+        start_probe(Size("no_such_model", 4, 1, 8), {}, {}, device="cpu")
 
 
 def test_the_arm_that_keeps_memory_takes_far_fewer_pages_anew():
@@ -53,13 +45,13 @@ def test_allocators_are_put_in_glibcs_place_where_they_are_installed(monkeypatch
     assert missing == ["tcmalloc_minimal"]
 
 
-def test_ratios_are_of_the_rounds_and_the_spread_is_of_all_processes():
-    def block(rate):
-        return dict.fromkeys(("faults_per_step", "kernel_ms_per_step", "rss_peak_gib"), 1.0) | {"samples_per_s": rate}
+def test_a_way_is_told_as_times_as_fast_as_the_first_in_the_same_round():
+    def build_block(rate):
+        return {"samples_per_s": rate}
 
-    plain, ours = retain_memory.PLAIN, retain_memory.OURS
-    rounds = [{plain: (block(100.0 * n),) * 2, ours: (block(400.0 * n), block(100.0 * n))} for n in (1, 2)]
-    found = {(arm.arm, arm.metric): arm.median for arm in retain_memory.build_arms("x", rounds)}
-    assert found[ours, retain_memory.FASTER] == pytest.approx(2.0), "the geometric mean of both blocks"
-    assert found[ours, "spread_ratio"] == 8.0
-    assert found[plain, retain_memory.FASTER] == 1.0
+    blocks = {"plain": (100.0, 400.0), "again": (200.0, 200.0), "ours": (400.0, 1600.0), "slow": (50.0, 200.0)}
+    rounds = [{name: tuple(map(build_block, pair)) for name, pair in blocks.items()}] * 6
+    arms = {(arm.arm, arm.metric): arm.median for arm in _speed_probe.describe_ways("x", rounds, ["samples_per_s"])}
+    assert arms["plain", "samples_per_s"] == 250.0
+    ratios = {name: arms[name, "times_as_fast"] for name in ("again", "ours", "slow")}
+    assert ratios == pytest.approx({"again": 1.0, "ours": 4.0, "slow": 0.5}), "geometric means of both blocks"

@@ -46,7 +46,7 @@ def make_sensor_hdf5(
         n_sensors: Sensors, 60 to a string on a hexagonal grid.
         with_info: Also write ``info (N, 9)``, the columns of ``INFO``.
         chunk_rows: Rows per chunk; None writes one array each, which is read faster
-            (``benchmarks/hdf5_loader.py`` times both).
+            (``benchmarks/results/hdf5_loader-cpu.json`` times both).
         progress: Called with (events done, events) after each block.
 
     Raises:
