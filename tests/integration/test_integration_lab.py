@@ -215,7 +215,7 @@ def test_what_cannot_run_is_refused_before_a_row_is_written(tmp_path, capsys, te
     assert run_command(words) == 2
     assert said in capsys.readouterr().err
     if (tmp_path / "lab").exists():
-        assert read_events(tmp_path / "lab") == ()
+        assert not read_events(tmp_path / "lab")
 
 
 GRID = "lr: [0.1, 0.2, 0.3]\nbatch_size: [1, 2]\ndevice: [0, 1, 2, 3]\n"

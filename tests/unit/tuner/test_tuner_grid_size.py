@@ -53,7 +53,7 @@ def test_plans_are_counted_as_if_they_were_made(space):
     "read", [lambda plan: True in plan.values(), lambda plan: next(v for k, v in plan.items() if "compile" in k)]
 )
 def test_a_guard_reads_a_lever_by_looking_at_all_of_a_plan(monkeypatch, read):
-    guarded = dataclasses.replace(load_catalogue()["cudnn_benchmark"], guard=lambda value, plan, facts: read(plan))
+    guarded = dataclasses.replace(load_catalogue()["cudnn_benchmark"], obstacle=lambda value, plan, facts: read(plan))
     for module in (grid_size, space_module):
         monkeypatch.setattr(module, "load_catalogue", lambda: {**load_catalogue(), "cudnn_benchmark": guarded})
     axes, base = {"cudnn_benchmark": (False, True), "compile": (False, True)}, default_plan({"batch_size": 8})

@@ -38,7 +38,7 @@ class CachedStep(TrainStep):
     """``TrainStep`` for losses that compare samples with each other; called in the same way.
 
     Outputs and targets of the window are those of its micro-batches joined along the first dimension, so the loss must
-    read them in any such order (``tasks.nt_xent``). ``observe`` gets the window's.
+    read them in any such order (``tasks.losses``). ``observe`` gets the window's.
 
     Device: enqueues work; synchronises in the first step only, to check that both forwards agree.
     Memory: activations of one micro-batch; inputs and outputs of the window.
