@@ -1,3 +1,3 @@
-"""The version of the package, which result files name."""
+"""This module holds the version; ``--version``, exported weights and the fingerprint of a search name it."""
 
 __version__ = "0.1.0"

@@ -114,7 +114,7 @@ def _describe_end(shown: Sequence[Experiment], n_ran: int, seconds: float) -> st
 
 
 class QueueView:
-    """Tells how the experiments ``ids`` get on; called at every turn of the loop.
+    """Shows the progress of the experiments ``ids``; the queue loop calls it repeatedly.
 
     The table is drawn by these calls and by no thread: a process that forks should have one.
     """
@@ -128,7 +128,7 @@ class QueueView:
 
     @contextlib.contextmanager
     def show(self) -> Iterator["QueueView"]:
-        """Redraw a table until the block ends, where the console is a terminal."""
+        """Show a live table inside the block on a terminal; calls of the view redraw it."""
         if not (self._console.is_interactive and self._console.file.isatty()) or self._console.quiet:
             yield self
             return

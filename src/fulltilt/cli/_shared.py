@@ -1,4 +1,4 @@
-"""Arguments and helpers that several commands share."""
+"""Define arguments and helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REDRAW_S = 0.1  # of a progress bar on a terminal
 
 
 class JsonDestination(str):
-    """A file that ``--json`` names, or stdout as ``-``. It takes one document a run."""
+    """Names the file that ``--json`` writes, or stdout as ``-``. It takes one document a run."""
 
     is_written = False
 
@@ -82,7 +82,7 @@ def read_config(args: argparse.Namespace) -> Config:
 
 
 def list_train_words(args: argparse.Namespace, source: str) -> list[str]:
-    """Return the words that make ``fulltilt train`` train what ``args`` are about."""
+    """Return the ``fulltilt train`` arguments that reproduce the configuration in ``args``."""
     flags = {"--data-path": args.data_path, "--device": args.device}
     given = [word for flag, value in flags.items() if value for word in (flag, value)]
     return [source, *args.overrides, *given]
@@ -127,7 +127,7 @@ def is_import_path(source: str) -> bool:
 
 
 def build_console(*, to_stderr: bool = False) -> Console:
-    """Build the console for people, which takes brackets as they are.
+    """Build a rich console that prints square brackets literally.
 
     With ``--json -`` stdout belongs to the document, so people read stderr.
     """
@@ -168,7 +168,7 @@ def describe_saved(folders: list[Path]) -> str:
 
 @contextlib.contextmanager
 def show_progress(title: str) -> Iterator[Callable[..., None]]:
-    """Yield what takes (done, total) and draws a bar on stderr, or a line now and then where that is no terminal.
+    """Yield a function that reports progress (done, total) on stderr, as a bar or as occasional lines.
 
     A third argument names the part of the work.
     No thread draws: a data worker that is forked must not inherit a held lock.

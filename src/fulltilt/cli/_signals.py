@@ -1,4 +1,4 @@
-"""How SIGTERM and SIGHUP end a command: as Ctrl-C does, by unwinding."""
+"""Turn SIGTERM and SIGHUP into an exception, so that commands clean up as after Ctrl-C."""
 
 import signal
 from typing import NoReturn
@@ -9,7 +9,7 @@ class Terminated(BaseException):
 
 
 def unwind_on_signals() -> None:
-    """Let SIGTERM, and SIGHUP unless it is ignored, raise ``Terminated`` in the main thread."""
+    """Install handlers for SIGTERM and, unless ignored or handled already, SIGHUP that raise ``Terminated``."""
     signal.signal(signal.SIGTERM, _raise_terminated)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # a terminal that closes; nohup ignores it
         signal.signal(signal.SIGHUP, _raise_terminated)

@@ -1,4 +1,4 @@
-"""``fulltilt data``: write data files, and measure how fast one can be read (``inspect``)."""
+"""``fulltilt data``: write data files, and measure how fast an HDF5 file can be read (``inspect``)."""
 
 from __future__ import annotations
 

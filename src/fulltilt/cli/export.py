@@ -1,4 +1,4 @@
-"""``fulltilt export RUN_FOLDER OUT.safetensors``: write the weights of a training as one file."""
+"""``fulltilt export RUN_FOLDER OUT.safetensors``: write a training's weights, EMA weights by default, as one file."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""``fulltilt machine``: print what is there, with measured roofs beside nominal ones."""
+"""``fulltilt machine``: print hardware and packages, with measured and data-sheet peak matmul and memory-copy rates."""
 
 from __future__ import annotations
 

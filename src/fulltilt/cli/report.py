@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write_training_report(folders: list[Path], out: Path | None = None) -> Path:
-    """Draw the trainings in ``folders``, and return the page; a UsageError names a folder of no training."""
+    """Write one HTML page with the learning curves of all ``folders``; return its path. UsageError: a wrong folder."""
     from fulltilt.records.run_folder import write_atomic
     from fulltilt.report.training import read_training
     from fulltilt.report.training_html import build_training_html

@@ -1,4 +1,4 @@
-"""``fulltilt tune``: search, print the table and the picks, verify, write the settings into a file."""
+"""``fulltilt tune``: search settings, optionally verify quality by training, print the result, write YAML if asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn a Config into a Plan."""
+"""Extract the tunable settings (levers) of a Config as a Plan."""
 
 import operator
 

@@ -1,4 +1,4 @@
-"""Parse YAML into a tree with the line and offsets of every key; tags build no Python objects."""
+"""Parse YAML safely into a tree with line and offsets of every key; ``!grid`` is the only custom tag."""
 
 import dataclasses
 import difflib
@@ -24,7 +24,10 @@ _AS_TEXT = (f"{_PREFIX}str", f"{_PREFIX}timestamp", f"{_PREFIX}value", f"{_PREFI
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Grid:
-    """Holds values to try one after the other. One object is one axis, however many keys it sets."""
+    """Holds the values of one grid axis, written as a ``!grid`` list or a list at a single-value key.
+
+    One object is one axis, however many keys it sets.
+    """
 
     values: tuple[Any, ...]
 
@@ -98,7 +101,7 @@ def read_value(text: str) -> Any:
 
 
 def build_branch(values: Mapping[str, Any]) -> Branch:
-    """Build the same tree from plain values, without places."""
+    """Build a Branch from nested dicts; its items have no line numbers or offsets."""
     items = {str(key): build_branch(v) if isinstance(v, Mapping) else v for key, v in values.items()}
     return Branch(items=tuple(Item(key=key, value=value) for key, value in items.items()))
 

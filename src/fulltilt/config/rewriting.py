@@ -69,7 +69,7 @@ def write_settings(
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise a StorageError where the file's mode forbids writing; a rename asks only for the folder's."""
+    """Raise a StorageError where the file is read-only; replacing it by rename would ignore that."""
     path = Path(path)
     if path.exists() and not (path.stat().st_mode & ANY_WRITE and os.access(path, os.W_OK)):
         mode = stat.S_IMODE(path.stat().st_mode)

@@ -1,4 +1,4 @@
-"""Collating samples to a batch."""
+"""Collate samples to a batch."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Writing a file that gets its name only when it is complete, on a disk that may be full."""
+"""Write a file that gets its name only when it is complete, on a disk that may be full."""
 
 import contextlib
 import errno
@@ -54,7 +54,7 @@ def new_file(path: Path, *, remedy: str) -> Iterator[Path]:
 
 
 def check_name(path: Path, *, force: bool) -> None:
-    """Raise DataError where no file may be written under this name; make its folder."""
+    """Make the folder of ``path``; raise DataError where the file cannot be written, or exists without ``force``."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; give the name of a file in it")
     if path.exists() and not path.is_file():
@@ -68,7 +68,7 @@ def check_name(path: Path, *, force: bool) -> None:
 
 
 def check_room(path: Path, needed_bytes: int, *, remedy: str) -> None:
-    """Raise StorageError where the disk has not that much room now."""
+    """Raise StorageError where the disk has less than ``needed_bytes`` and 1 MiB free."""
     folder = os.statvfs(path.parent)
     free_bytes = folder.f_bavail * folder.f_frsize
     if needed_bytes + _MARGIN_BYTES > free_bytes:
@@ -92,7 +92,7 @@ def reserve(path: Path, n_bytes: int) -> None:
 
 
 def says_no_room(error: BaseException) -> bool:
-    """Tell whether an error means a full disk; h5py has the errno in its text only."""
+    """Tell whether an error (of h5py: its text) means a full disk, a used-up quota, or the file-size limit."""
     numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     text = str(error)
     return getattr(error, "errno", None) in numbers or any(

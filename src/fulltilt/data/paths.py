@@ -1,4 +1,4 @@
-"""Where a dataset's path starts."""
+"""Resolves a dataset's path: expands ``~`` and starts relative paths at a base folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Deriving seeds for augmentation from the run's seed, the epoch and the samples alone.
+"""Derive seeds for augmentation from the run's seed, the epoch and the samples alone.
 
 The order of batches, the number of workers and a resume in the middle of an epoch then change no augmented batch.
 """

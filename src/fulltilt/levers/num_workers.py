@@ -1,4 +1,4 @@
-"""num_workers: processes that load and collate batches beside the training process."""
+"""Defines the lever num_workers, a tunable setting: how many DataLoader workers load and collate batches."""
 
 from typing import Annotated
 

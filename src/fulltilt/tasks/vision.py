@@ -1,4 +1,4 @@
-"""Finds models of torchvision and timm, without their weights, and imports both where operators are missing."""
+"""Finds untrained models of torchvision and timm, and imports torchvision even without its compiled operators."""
 
 import difflib
 import functools

@@ -1,4 +1,4 @@
-"""Answer a question about the fastest settings by running plans: ``tune``."""
+"""Run the whole search for the fastest training settings: ``tune``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tune(
     on_event: OnEvent | None = None,
     deadline: str | float | None = None,
 ) -> TuneResult:
-    """Find the fastest safe settings for a workload on this machine, by running them.
+    """Run a workload under many settings; recommend the fastest that ran without failure and fit in memory.
 
     Args:
         target: A Config, a Workload, a configuration file, or ``"module:object"``.

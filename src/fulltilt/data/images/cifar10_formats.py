@@ -1,4 +1,4 @@
-"""The forms of CIFAR-10 on disks: Python pickles, binary records, class folders of images, a tar of them."""
+"""Find and read CIFAR-10 stored as Python pickles, binary records, class folders or a tar of class folders."""
 
 import io
 import os
@@ -52,7 +52,7 @@ def find_source(path: Path) -> Source:
 
 
 def list_state(source: Source, split: str) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, size, time) of every file of a split, which its fingerprint is made of."""
+    """Yield (path, size, mtime) of the tar, or of a split's image files in class folders, for the fingerprint."""
     files = [source.path] if source.form == "tar" else [entry for entry, _ in _list_files(source.path, split)]
     for file in files:
         info = file.stat()
@@ -69,7 +69,7 @@ def read_batches(source: Source, split: str) -> Arrays:
 
 
 def read_folders(root: Path, split: str) -> Arrays:
-    """Read ``train/<class>/*.jpg`` or ``test/<class>/*.jpg``."""
+    """Read a split's images from ``train/<class>/`` or ``test/<class>/`` (or val, valid, validation)."""
     import_pillow()
     files = list(_list_files(root, split))
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:

@@ -1,4 +1,4 @@
-"""Handwritten digits: 1,797 images of 8 × 8 that come with scikit-learn."""
+"""Read handwritten digits: 1,797 images of 8 × 8 that come with scikit-learn."""
 
 import gzip
 import importlib.util
@@ -19,7 +19,7 @@ _INK_LEVELS = 16  # a pixel of the source counts inked cells of a 4 × 4 block
 
 
 def digits(split: Split = "train", transform: Transform = None, path: str | None = None) -> MemoryImages:
-    """Read 1,438 training or 359 validation images, (1, 8, 8); every class has the same share in both.
+    """Read 1,438 training or 359 validation images, (1, 8, 8); the split is stratified by class.
 
     ``path`` names another ``digits.csv.gz`` than scikit-learn's.
 

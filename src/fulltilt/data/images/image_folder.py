@@ -47,7 +47,7 @@ def image_folder(
     seed: int = 0,
     base_dir: str | None = None,
 ) -> "ImageFolder":
-    """Read images under ``path/train/<class>`` and ``path/val/<class>`` (or valid, validation, test).
+    """Build a dataset of ``path/train/<class>`` or ``path/val/<class>`` (or valid, validation, test); it decodes later.
 
     Without those folders, ``path/<class>`` is split: ``val_fraction`` of every class, drawn with ``seed``.
 
@@ -117,7 +117,7 @@ class ImageFolder(BatchedDataset):
         return len(self) * (math.prod(shape) + self.targets.element_size())
 
     def hold(self, device: torch.device, *, is_pinned: bool = False) -> MemoryImages:
-        """Return a dataset of all images decoded once, on ``device``; steps that resize all alike run once too.
+        """Decode all images once into one tensor on ``device``; resizing steps without randomness run once too.
 
         Cost: reads and decodes all files, on up to 4 threads.
         """

@@ -1,4 +1,4 @@
-"""Images in memory, and decoding images from files."""
+"""Hold images in memory, and decode images from files."""
 
 import copy
 import os

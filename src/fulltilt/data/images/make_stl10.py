@@ -1,4 +1,4 @@
-"""Writing other images in STL-10's binary format: CIFAR-10 in any of its forms, or a folder of images."""
+"""Write CIFAR-10 or a folder of class folders in STL-10's binary format."""
 
 import dataclasses
 import secrets
@@ -24,7 +24,7 @@ REMEDY = "write fewer images (--limit) or smaller ones (--size)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MadeStl10:
-    """How many images each file got."""
+    """Holds the image counts, edge length and class names of a written STL-10 folder."""
 
     n_train: int
     n_test: int

@@ -1,4 +1,4 @@
-"""Leaving out samples that cannot be read, up to a limit, and reporting them.
+"""Replaces unreadable samples by others of the same batch, up to a limit, and reports them.
 
 A batch keeps its size: the next readable sample of the batch takes the place of a bad one. The order of the epoch, and
 where a resumed run goes on, stay the same.
@@ -17,7 +17,7 @@ _N_NAMED = 5
 
 
 class BadSamples:
-    """The samples of a dataset that could not be read; ``limit`` of them may be left out.
+    """Marks the samples that could not be read; more than ``limit`` of them are an error.
 
     With ``share`` the marks lie in memory that worker processes share.
     """
@@ -31,11 +31,11 @@ class BadSamples:
 
     @property
     def indices(self) -> list[int]:
-        """Numbers of the samples left out so far, read in one copy since other processes go on marking."""
+        """Return the numbers of the samples left out so far, read in one copy since other processes go on marking."""
         return np.flatnonzero(self._marks.numpy().copy()).tolist()
 
     def add(self, indices: Sequence[int], error: BaseException) -> None:
-        """Leave these out from now on; DataError names all where there are more than the limit."""
+        """Mark samples as bad; once more than ``limit`` are marked, raise DataError with the first five names."""
         for index in indices:
             self._marks[index] = 1
         bad = self.indices

@@ -1,4 +1,4 @@
-"""Building the loader that the engine iterates: order, whole-batch reads, seeds, threads."""
+"""Build the loader that the engine iterates: order, whole-batch reads, seeds, threads."""
 
 import functools
 import inspect

@@ -1,4 +1,4 @@
-"""Explaining a loader's exception: a worker that died, full shared memory, or an error of ours from a worker."""
+"""Explains a DataLoader's exception: a dead worker, full shared memory, too many files, or fulltilt's own error."""
 
 import itertools
 import os

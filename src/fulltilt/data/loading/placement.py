@@ -1,4 +1,4 @@
-"""Placing the rows of a dataset for training.
+"""Place the rows of a dataset for training.
 
 From fast to frugal: ``device`` (all rows on the device, gathered there), ``ram`` (all rows in host memory),
 ``memory_map`` (the file mapped, the page cache holds what fits), ``block_shuffled`` (read in whole blocks, in an order

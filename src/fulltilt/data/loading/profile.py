@@ -1,7 +1,7 @@
-"""Measuring the time of each part of the data path: reading, every transform, collating.
+"""Measure the time of each part of the data path: reading, every transform, collating.
 
-The parts run one after another in one process, as training runs them: image by image where images are read from files,
-in whole batches where they lie in memory or where transforms run on the device.
+The parts run one after another in one process, as training runs them. Only decoding, and resizing while sizes differ,
+run image by image; later steps take whole batches.
 """
 
 import collections
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PartTime:
-    """The mean time of one part, such as ``decode`` or a transform; ``where`` is ``loader`` or a type of device."""
+    """Holds the mean time per sample of one part; ``where`` is ``loader`` or a type of device."""
 
     name: str
     where: str
@@ -37,7 +37,7 @@ class PartTime:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DataProfile:
-    """All parts, slowest first; ``loader_samples_per_s`` is the rate of one process that loads."""
+    """Holds all parts, slowest first, and the samples per second that one loading process delivers."""
 
     dataset: str
     n_samples: int

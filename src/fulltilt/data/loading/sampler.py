@@ -1,4 +1,4 @@
-"""The order of samples: a pure function of (seed, epoch), so that a run can resume anywhere."""
+"""Order samples by a pure function of (seed, epoch), so that a run can resume anywhere."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from fulltilt.errors import DataError
 
 
 class EpochSampler(Sampler[int]):
-    """Yields every index of ``range(n_samples)`` once per epoch, in a new order after each ``set_epoch``.
+    """Yields an epoch's remaining indices once each; if shuffled, seed and epoch alone decide their order.
 
     Args:
         share_epoch: Put the epoch into memory that worker processes share, so that augmentation follows it.
@@ -83,7 +83,7 @@ class EpochSampler(Sampler[int]):
 
 
 class Share(NamedTuple):
-    """The part of every batch that one of several processes loads.
+    """Selects the part of each global batch that one distributed rank loads.
 
     Parts follow each other in the batch and differ by one sample at most, the first ones being larger. The batches do
     not depend on the number of processes.

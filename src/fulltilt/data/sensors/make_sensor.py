@@ -1,4 +1,4 @@
-"""Making a file of synthetic sensor events, for trials and timing.
+"""Make a file of synthetic sensor events, for trials and timing.
 
 An event is light from one point: the expected charge of a sensor falls with the square of its distance and with
 absorption, and is larger ahead of the direction of flight; its time is distance over the speed of light in ice plus
@@ -101,7 +101,7 @@ def compute_events(geometry_3S: np.ndarray, n_events: int, rng: np.random.Genera
 
 
 def compute_directions(zenith: np.ndarray, azimuth: np.ndarray) -> np.ndarray:
-    """Compute unit vectors (n, 3)."""
+    """Compute unit vectors (n, 3) from zenith and azimuth angles."""
     return np.column_stack([np.sin(zenith) * np.cos(azimuth), np.sin(zenith) * np.sin(azimuth), np.cos(zenith)])
 
 

@@ -29,7 +29,7 @@ def hdf5(
     seed: int = 0,
     base_dir: str | None = None,
 ) -> "Hdf5Dataset":
-    """Read samples from two datasets of one file; only the rows of a batch are in memory.
+    """Build a dataset of inputs and targets, two HDF5 datasets of one file; rows are read per batch.
 
     Args:
         transform: For inputs of shape (C, H, W).

@@ -1,4 +1,4 @@
-"""Opening an HDF5 file that may be missing, a folder, text, cut short, or without the datasets asked for."""
+"""Open an HDF5 file that may be missing, a folder, text, cut short, or without the datasets asked for."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Measuring how fast the rows of an HDF5 file can be read, and advice on a faster layout."""
+"""Measure how fast the rows of an HDF5 file can be read, and advise on a faster layout."""
 
 import dataclasses
 import itertools
@@ -27,7 +27,7 @@ _READERS: dict[type, str] = {MappedRows: "mapped", DirectRows: "pread", LibraryR
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetReport:
-    """The layout and rates of one dataset. What was not measured is None, with the reason in ``null_reasons``.
+    """Holds the layout and rates of one dataset. What was not measured is None, with a reason in ``null_reasons``.
 
     Attributes:
         reader: What reads its rows here: ``mapped`` (gathered out of the mapped file), ``pread`` (one array on a
@@ -67,7 +67,7 @@ class DatasetReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """All datasets of a file; ``is_cold``: each measurement began with dropping the file from the page cache."""
+    """Reports a file's datasets with rows; ``is_cold``: the page cache was dropped before each of ``rates``."""
 
     path: str
     file_bytes: int

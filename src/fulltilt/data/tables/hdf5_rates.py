@@ -1,4 +1,4 @@
-"""Measuring rows per second out of an HDF5 dataset by the order of reading, and how much of it is cached."""
+"""Measure rows per second out of an HDF5 dataset by the order of reading, and how much of it is cached."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Writing an HDF5 file again with its rows laid out for training; everything else stays unchanged."""
+"""Write an HDF5 file again with its rows laid out for training; everything else stays unchanged."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Rows of one HDF5 dataset, read safely from any process.
+"""Read rows of one HDF5 dataset safely from any process.
 
 The layout and the file system choose one of three readers:
 
@@ -27,13 +27,13 @@ from fulltilt.hardware import read_filesystem
 
 
 class Rows(Protocol):
-    """Rows of one dataset, wherever they lie; safe to fork and to pickle."""
+    """Reads rows of one dataset, wherever they lie; safe to fork and to pickle."""
 
     layout: Layout
 
     @property
     def placement(self) -> str:
-        """Where the rows lie: a value of the lever of that name."""
+        """Return where the rows lie, as a value of ``data.placement``, such as ``stream`` or ``ram``."""
         ...
 
     def read(self, indices: Sequence[int] | np.ndarray) -> Any:
@@ -60,7 +60,7 @@ def build_rows(layout: Layout, *, sample_of: Layout | None = None) -> Rows:
 
 
 class DirectRows:
-    """Reads rows of one array. Its descriptor may cross a fork: ``preadv`` takes the position as an argument."""
+    """Reads rows of an unchunked HDF5 dataset on a network file system with ``preadv``, which is safe across a fork."""
 
     placement = "stream"
 
@@ -151,7 +151,7 @@ class LibraryRows:
 
 
 def plan_runs(indices: Sequence[int] | np.ndarray, chunk_rows: int = 1) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield what to read at once, neighbours or rows of one chunk: rising row numbers, their places in the answer."""
+    """Yield runs of neighbours, or of rows in one chunk: their rising row numbers and positions in ``indices``."""
     rows = np.asarray(indices, dtype=np.int64)
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]

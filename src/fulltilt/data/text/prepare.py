@@ -1,4 +1,4 @@
-"""Preparing a folder of tokens from text files: one pass that counts words, one that writes ids."""
+"""Prepare a folder of tokens from text files: one pass counts words, one writes ids."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ _NO_ROOM = "a disk with room for two bytes a word"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What was written: ``n_words`` includes ``<unk>``; ``unknown_pct`` is its share of the training tokens."""
+    """Reports what was written; ``n_words``: the vocabulary's size, ``unknown_pct``: ``<unk>`` share in training."""
 
     folder: Path
     n_train: int

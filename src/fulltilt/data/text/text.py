@@ -1,4 +1,4 @@
-"""Text for language models: contiguous windows of a stream of words.
+"""Serves text for language models as non-overlapping windows; a token is a whole word.
 
 Shapes: B batch, S words of a window.
 """
@@ -60,7 +60,7 @@ def text(
 
 
 class TokenWindows(BatchedDataset):
-    """Windows of a token stream: inputs are words i·S … i·S + S - 1, targets the same moved on by one.
+    """Serves non-overlapping windows of S word ids; targets are the same ids shifted by one.
 
     Words behind the last whole window are left out.
     """

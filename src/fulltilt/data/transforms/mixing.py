@@ -25,13 +25,13 @@ Alpha = Annotated[float, Ge(0.01)]  # below it both Gamma variates behind a shar
 
 @dataclasses.dataclass(frozen=True)
 class MixWeights(abc.ABC):
-    """Draws weights for one way to mix; shares follow Beta(alpha, alpha), near 0 or 1 if alpha is small."""
+    """Draws weights whose mean follows Beta(alpha, alpha); for CutMix only before the border cuts its box."""
 
     alpha: Alpha
 
     @abc.abstractmethod
     def draw(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
-        """Draw the weights (B, 1, H, W) or (B, 1, 1, 1) of each image itself."""
+        """Draw each image's own weight, against its partner's: per pixel (B, 1, H, W) or one (B, 1, 1, 1)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,7 @@ MIXES: Mapping[str, Callable[..., MixWeights]] = {"cutmix": CutMix, "mixup": Mix
 
 
 def build_mix(spec: str | None, dataset: Any) -> Mix | None:
-    """Build the mix that ``spec`` describes (``mixup(alpha=0.2) | cutmix``) for a dataset; None for no text.
+    """Build a Mix from ``spec``: with ``mixup(alpha=0.2) | cutmix`` each image gets one at random; None gives None.
 
     Raises:
         ConfigError: An unknown name or argument, or one out of range.

@@ -22,7 +22,7 @@ class Windows(NamedTuple):
 
 
 def draw_index(u_B: Tensor, n_values: int | Tensor) -> Tensor:
-    """Map u from [0, 1) to (B,) int64 from {0, …, n_values − 1}; u · n stays below n in float32."""
+    """Turn numbers u (B,) from [0, 1) into int64 indices from 0 to n_values − 1. u · n stays below n in float32."""
     return (u_B * n_values).long()
 
 
@@ -63,7 +63,7 @@ def draw_windows(
 
 
 def mark_boxes(x_BCHW: Tensor, tops_B: Tensor, lefts_B: Tensor, heights: Tensor | int, widths: Tensor | int) -> Tensor:
-    """Return a mask (B, 1, H, W) that is true inside the box of each image; boxes may reach over the border."""
+    """Return a mask (B, 1, H, W), true inside each image's box; boxes may cross the border."""
     in_rows_BH = _mark_stretch(x_BCHW.shape[-2], tops_B, heights)
     in_columns_BW = _mark_stretch(x_BCHW.shape[-1], lefts_B, widths)
     return in_rows_BH[:, None, :, None] & in_columns_BW[:, None, None, :]

@@ -19,7 +19,7 @@ DEFAULT_PREFETCH = 2  # of torch's DataLoader
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class HostBudget:
-    """What a run takes at most; what each worker process takes for itself is not known and not in it."""
+    """Holds estimated host memory of queued batches and a checkpoint's copy, and what is free; not workers' own use."""
 
     n_workers: int  # of all ranks on this machine
     prefetch_factor: int
@@ -62,7 +62,7 @@ class HostBudget:
 
 
 def estimate_host_budget(run: Run, n_ranks: int | None = None) -> HostBudget | None:
-    """Estimate the budget of a built run; None for a stream, or where a sample cannot be read.
+    """Estimate the budget of a built run; with workers, None for a stream or an unreadable first sample.
 
     Args:
         n_ranks: On this machine, of a run that only one process has built; None: those that have.

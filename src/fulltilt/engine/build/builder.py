@@ -1,4 +1,4 @@
-"""Builds a run from a configuration and a plan, and applies the levers stage by stage."""
+"""Builds a Run from a configuration and a plan, which gives each lever (tunable setting) a value."""
 
 import dataclasses
 import functools
@@ -130,7 +130,7 @@ def _resolve(
 
 
 def build_transform(loader: DataLoader, setup: Setup, *, mix: Mix | None = None) -> BatchTransform | None:
-    """Build what the step does first to the batches of ``loader``; None where nothing is left to do."""
+    """Build the on-device transform of ``loader``'s batches: its detached pipeline, then ``mix``; None if neither."""
     pipeline = getattr(loader, "transform", None)
     if pipeline is None and mix is None:
         return None
@@ -152,7 +152,7 @@ def _average_weights(config: Config, setup: Setup) -> WeightAverage | None:
 
 
 def check_device(device: str | torch.device) -> torch.device:
-    """Return the device with its index.
+    """Check that the CPU or CUDA device exists and return it; plain ``cuda`` becomes ``cuda:0``.
 
     Raises:
         DeviceError: there is no such device; the message says what there is.

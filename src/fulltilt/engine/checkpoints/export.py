@@ -1,4 +1,4 @@
-"""The weights of a run as one safetensors file, for whatever loads it next."""
+"""Write a run's weights as one safetensors file: EMA weights by default, where the run kept them."""
 
 import dataclasses
 import json

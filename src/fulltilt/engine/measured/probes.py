@@ -1,4 +1,4 @@
-"""Parts of a training run by themselves: the step on batches that lie on the device, the loader, the peak of memory.
+"""Run parts of a training by themselves: the step on batches that lie on the device, the loader, the peak of memory.
 
 What the whole takes is decided by whole runs only; these say which whole runs are worth it (``tuner.model_first``).
 """

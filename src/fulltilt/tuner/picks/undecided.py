@@ -1,4 +1,4 @@
-"""Find the rows that cannot be told from the best one: behind every pick and the choice of finalists.
+"""Estimate plan speeds with standard errors, choose a row, and find rows not measurably slower than the fastest.
 
 A plan's speed is the geometric mean of its runs side by side, or of the one run it had. Two plans are told apart when
 their means differ by more than ``CLEAR`` standard errors of that difference. The error of a run is what processes of
@@ -33,7 +33,7 @@ PRIOR_DF = 4  # degrees of freedom that the prior counts for: as much as three r
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """The logarithm of a plan's samples/s, and its standard error."""
+    """Holds the logarithm of a plan's samples/s, and its standard error."""
 
     log_rate: float
     error: float
@@ -43,7 +43,7 @@ class Speed:
         return CLEAR * math.hypot(self.error, other.error)
 
     def may_equal(self, other: "Speed") -> bool:
-        """Whether the two cannot be told apart, or differ by too little to matter."""
+        """Return whether the two cannot be told apart, or differ by too little to matter."""
         gap = abs(self.log_rate - other.log_rate)
         return gap <= max(self.compute_reach(other), -math.log1p(-INDIFFERENCE_PCT / 100))
 
@@ -57,7 +57,7 @@ def choose(
     prefers: Callable[[Plan], bool] | None = None,
     for_up_to_pct: float = math.inf,
 ) -> tuple[Trial, list[Trial]]:
-    """Choose the best row → it, and the others that cannot be told from it, fastest first.
+    """Return the simplest row within 1 % of the fastest candidate, and the others that may equal the overall fastest.
 
     Within ``INDIFFERENCE_PCT`` of the fastest the smaller batch wins, then the simpler plan. A wider gap that the runs
     cannot tell from none is still the best guess: taking the simpler plan across up to 3 % of it more than doubled the
@@ -113,7 +113,7 @@ def find_ties(
 
 
 def estimate_speeds(rows: Sequence[Trial], runs: Sequence[Trial] = (), history: Sequence[Trial] = ()) -> list[Speed]:
-    """Estimate the speed of each row's plan, by its runs side by side or, where there are none, by all its runs.
+    """Estimate each plan's log speed and error from its alternating finalist runs, else from all its runs.
 
     A plan that ran once has the error of its own run where that is the larger one.
     """
@@ -129,7 +129,7 @@ def estimate_speeds(rows: Sequence[Trial], runs: Sequence[Trial] = (), history: 
 
 
 def compute_detectable_pct(runs: Sequence[Trial], history: Sequence[Trial] = ()) -> float | None:
-    """Compute by how much two plans must differ for runs like these to tell them apart in 80 of 100 cases.
+    """Compute the smallest speed difference, in percent, that such runs detect in 80 of 100 cases.
 
     None where nothing ran side by side.
 
@@ -163,12 +163,12 @@ def compute_run_error(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] 
 
 
 def compute_doubt(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ()) -> float:
-    """Compute an error of which ``CLEAR`` times hold 95 % of differences: at least ``compute_run_error``."""
+    """Return the larger of ``compute_run_error`` and ``compute_spread``, as the error of one run."""
     return max(compute_run_error(runs, earlier), compute_spread(runs, earlier))
 
 
 def compute_spread(runs: Sequence[Sequence[Trial]], earlier: Sequence[Trial] = ()) -> float:
-    """Compute what runs of one plan differ by, from these alone; 0 where no plan ran twice."""
+    """Compute the pooled standard deviation of log speed within plans, widened by Student's t; 0 without repeats."""
     squares, df = _sum_squares(runs, earlier)
     return compute_t_quantile(0.975, df) / CLEAR * math.sqrt(squares / df) if df else 0.0
 
@@ -183,7 +183,7 @@ def _compute_shared(beside: Sequence[Sequence[Trial]], history: Sequence[Trial])
 
 
 def estimate_error(run: Trial) -> float:
-    """Estimate the standard error of the logarithm of a run's samples/s from what its blocks differ by."""
+    """Estimate the standard error of one run's log samples/s from its 95 % interval, or use a prior."""
     if run.samples_per_s_ci95 is None or not run.samples_per_s:
         return PRIOR_SPREAD
     low, high = run.samples_per_s_ci95
@@ -197,7 +197,7 @@ def measure_noise(runs: Sequence[Trial]) -> float:
 
 
 def is_noisy(runs: Sequence[Trial]) -> bool:
-    """Whether the blocks inside runs differ by more than a machine that is nobody else's lets them."""
+    """Return whether the median error within runs exceeds what an idle machine shows."""
     return measure_noise(runs) > NOISY
 
 

@@ -1,4 +1,4 @@
-"""Divide the time of a search, and say which budget would have held what was left out."""
+"""Reserve part of the budget for measuring peak speeds, and compute the budget that refused runs need."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ SPARE = 1.1  # times what is needed is advised: the next start may take longer
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Runs that did not fit into the rest of the budget, or that its end broke off."""
+    """Describes runs that were not started, or were stopped, because the budget ended."""
 
     next_s: float  # what they are expected to take
     n_runs: int = 1  # that say nothing without each other
@@ -36,7 +36,7 @@ class Refusal:
 
 
 def compute_search_s(budget_s: float) -> float:
-    """Return the seconds that a budget leaves for the search when the roofs have theirs."""
+    """Return the seconds of a budget left after reserving time to measure matmul and copy speed."""
     return budget_s - min(ROOFS_S, ROOFS_SHARE * budget_s)
 
 

@@ -1,4 +1,4 @@
-"""Finalists measured again in fresh processes, side by side: the only comparison that a recommendation rests on."""
+"""Ask for fresh runs of the finalists, one after another in alternating order; the recommendation prefers them."""
 
 import dataclasses
 import hashlib
@@ -15,10 +15,10 @@ AT_STAKE = 0.03  # of the logarithm of samples/s: what taking the wrong one of t
 
 
 def confirm(candidates: Sequence[Plan], *, baseline: Ask | None = None) -> Strategy:
-    """Run the finalists again in fresh processes, interleaved (A B, then B A), so that drift hits them alike.
+    """Yield requests to run the finalists again in alternating order (A B, then B A); receive each trial.
 
-    From the second round on a plan that is clearly slower than the fastest leaves; rounds end when one is left, or when
-    so little is at stake between those left that it does not matter.
+    Drift then hits them alike. From the second round on a plan that is clearly slower than the fastest leaves; rounds
+    end when one is left, or when so little is at stake between those left that it does not matter.
 
     Args:
         baseline: The user's own plan; runs in the same rounds, so that the gain over it is a fair one.

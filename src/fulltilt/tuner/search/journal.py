@@ -13,7 +13,7 @@ Key = tuple[Plan, str, str | None, int | None]
 
 
 class Journal:
-    """The rows of one search, in memory and, with a folder, on disk.
+    """Holds the rows of one search, in memory and, with a folder, on disk.
 
     The first request for a plan gets the first recorded row of that plan and kind, and so on: a plan that is measured
     three times is not measured a fourth time on resume.
@@ -33,14 +33,14 @@ class Journal:
         return self._recorded[key].pop(0) if self.holds(key) else None
 
     def holds(self, key: Key) -> bool:
-        """Whether ``take`` would hand out a row."""
+        """Return whether ``take`` would hand out a row."""
         return bool(self._recorded.get(key))
 
     def enter_round(self, comparison: str | None, runs: Sequence[tuple[Plan, str]]) -> int:
-        """Return the number of the next round: of one that was recorded whole, else a new one.
+        """Return the next fully recorded round's number, else a new one; set aside rows of incomplete rounds.
 
-        What was recorded of a round that was broken off is set aside: rows made beside each other tell which plan is
-        faster, and one made after a kill, minutes later, once decided it alone.
+        Rows made beside each other tell which plan is faster, and one made after a kill, minutes later, once decided it
+        alone.
         """
         recorded = {key[3] for key, rows in self._recorded.items() if key[2] == comparison and rows}
         for number in sorted(number for number in recorded if number is not None):
@@ -68,7 +68,7 @@ class Journal:
         self.trials.append(trial)
 
     def next_id(self) -> str:
-        """Return one above the highest number in use."""
+        """Return the next free trial id, such as ``t8`` after ``t7``."""
         numbers = [int(t.id[1:]) for t in self.trials if t.id[:1] == "t" and t.id[1:].isdigit()]
         return f"t{max(numbers, default=0) + 1}"
 

@@ -130,7 +130,7 @@ def run_finalists(search: Search) -> None:
 
 
 def run_finals(session: Session, space: Space, *, n_finalists: int) -> None:
-    """Measure the finalists again; others where all of them fail when they run again.
+    """Measure the finalists again; if all fail, select new ones, in up to three passes.
 
     The user's own plan runs beside them, with kind "baseline" where it lies off the grid. Where it is the only
     finalist, so does the next fastest; where the budget left none, nothing is measured again: the same command goes on
