@@ -17,6 +17,7 @@ from fulltilt.config.hints import admits
 from fulltilt.config.leaves import LEAVES, SECTIONS
 from fulltilt.config.reading import COMMAND_LINE, Branch, Grid, Item, read_value, to_plain
 from fulltilt.errors import ConfigError, format_nearest
+from fulltilt.levers import load_catalogue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,8 +201,13 @@ def _suggest_mapping(spelled: str, item: Item) -> str | None:
     spelling = resolve_spelling(key)
     if spelling is None or not admits(LEAVES[spelling.keys[0]].hint, dict):
         return None
-    is_lever = spelling.keys[0] == "benchmark.levers" and not isinstance(item.value, list)
-    entry = f"{name}: {format_value([item.value] if is_lever else item.value)}"  # of a lever, all values to try
+    value = item.value
+    if spelling.keys[0] == "benchmark.levers":
+        catalogue = load_catalogue()
+        if name not in catalogue:
+            return f"no lever named {name}; {format_nearest(name, catalogue)}"
+        value = value if isinstance(value, list) else [value]  # of a lever, all values to try
+    entry = f"{name}: {format_value(value)}"
     return f"{key} is one value, a mapping, and is given as a whole, which replaces the file's: {key}='{{{entry}}}'"
 
 

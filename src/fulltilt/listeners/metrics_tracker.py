@@ -102,15 +102,19 @@ class MetricsTracker:
         self._training = Table(self._folder / "training_metrics.csv", TRAINING)
         self._errors = Table(self._folder / "error_analysis.csv", ERRORS)
         self._held = HeldEvents(clock)
+        self._rows: list[dict[str, Any]] = []
         self._read_memory = read_memory
         self._device, self._batch_size, self._trains_here = "cpu", 1, True
         self._is_mine = False  # until the folder is known to be this run's
         self._start_sums()
 
     def __call__(self, event: Event) -> None:
-        rows = [self._build_efficiency_row(e) for e in self._held.add(event) if isinstance(e, StepsDone)]
-        for row in rows:
+        if isinstance(event, StepsDone):  # memory is that of now; rows are stored later
+            self._rows.append(row := self._build_efficiency_row(event))
             self._add(row)
+        if not self._held.add(event):
+            return
+        rows, self._rows = self._rows, []
         try:
             self._efficiency.append(rows)
         finally:  # rows that cannot be written leave the other files

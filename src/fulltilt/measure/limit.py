@@ -22,9 +22,7 @@ from fulltilt.hardware import read_rss_bytes, read_status_bytes
 from fulltilt.records import format_bytes
 
 _STACK_BYTES = 8 * 2**20
-_LIMITS_BYTES: dict[
-    str, int
-] = {}  # by type of the device, of which a process has one: neither torch nor the kernel tells the value again
+_LIMITS_BYTES: dict[str, int] = {}  # by type of the device: neither torch nor the kernel tells the value again
 _SPARE_THREADS = 4  # samplers, autograd's device thread, the loader's pin thread
 
 

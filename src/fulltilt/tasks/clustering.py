@@ -47,12 +47,8 @@ def find_pseudo_labels(features_NF: Tensor, *, n_clusters: int, seed: int) -> Ps
 
     Cost: on the CPU; grows with N · F · K.
     """
-    try:
-        from sklearn.cluster import KMeans  # it brings scipy
-    except ImportError:
-        raise UsageError(
-            'clustering needs scikit-learn, which is not installed; pip install "fulltilt[digits]"'
-        ) from None
+    _require_sklearn()
+    from sklearn.cluster import KMeans
 
     if not 2 <= n_clusters <= len(features_NF):
         raise UsageError(f"n_clusters {n_clusters} must be at least 2 and at most the {len(features_NF)} images")
@@ -111,6 +107,7 @@ def compute_figures(clusters_N: np.ndarray, targets_N: np.ndarray) -> dict[str, 
     Raises:
         UsageError: no sample has a target.
     """
+    _require_sklearn()
     from sklearn.metrics import f1_score, normalized_mutual_info_score
 
     known_N = targets_N >= 0
@@ -136,3 +133,12 @@ def match_clusters(counts_KL: np.ndarray) -> np.ndarray:
     names_K = np.full(len(counts_KL), -1, dtype=np.int64)
     names_K[rows] = columns
     return names_K
+
+
+def _require_sklearn() -> None:
+    try:
+        import sklearn  # noqa: F401  (it brings scipy)
+    except ImportError:
+        raise UsageError(
+            'clustering needs scikit-learn, which is not installed; pip install "fulltilt[digits]"'
+        ) from None

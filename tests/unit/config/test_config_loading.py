@@ -147,6 +147,7 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     ("text", "said"),
     [
         ("batch_size: true", "true and false are not numbers"),
+        ("batch_size: null", "batch_size null"),
         ("batch_size: many", "expected a whole number"),
         *((f"{name}: 0", f"{name} 0: expected a whole number of at least 1") for name in LEAST_ONE),
         ("lr: .nan", "lr nan"),
@@ -155,11 +156,15 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("device: cuda:x", "expected auto, cpu, cuda"),
         ("device: []", "with at least 1 entry"),
         ("device: [0, 0]", "twice"),
+        ("device: -1", "device -1"),
+        ("device: true", "true and false are not numbers"),
         ("pin_memory: maybe", "expected true or false"),
+        ("checkpoint_every: 1", "'1' does not say how often"),
         ("warmup: -3", "warmup -3"),
         ("benchmark: {batch_sizes: [8, 0]}", "batch_sizes [8, 0]"),
         ("benchmark: {batch_sizes: []}", "at least 1 entry"),
         ("benchmark: {levers: {compil: [true]}}", "did you mean compile"),
+        ("benchmark: {levers: {precision: [fp64]}}", "precision: 'fp64'"),
         ("benchmark: {levers: {precision: [auto]}}", "precision: 'auto'"),
         ("targets: {batch_latency_ms: {p98: 1}}", "p50 or p90"),
         ("targets: {batch_latency_ms: 100}", "a mapping"),
@@ -177,9 +182,12 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("transform: {tran: a}", "did you mean train"),
         ("batch_size: ${data.transform}", "data.transform.train and data.transform.val; name one"),
         ("learning_rate: -1", "lr -1 (given as learning_rate)"),
+        ("<<: 3", "unknown key"),
+        ("lr: []", "empty list"),
         ("lr: !grid []", "empty list"),
         ("benchmark: {batch_sizes: [!grid [1, 2]]}", "grid inside a value"),
         ("lr: [[0.1, 0.2]]", "expected a number"),
+        ("data: [1]", "is a section"),
         ("lr: ${data.batch_siz}", "did you mean"),
         ("lr: ${lr}", "refers to itself: optim.lr → optim.lr"),
         ("lr: ${warmup}\nwarmup: ${lr}", "refers to itself"),
@@ -207,6 +215,7 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("batch_size: 8\n\ndata:\n  batch_size: 16\n", "batch_size in line 1 says 8"),
         ("use_amp: false\nspeed: {precision: bf16}\n", "precision says 'bf16', use_amp in line 1 says false"),
         ("seq_len: 128", "it is an argument of a component, for instance dataset: text(seq_len=…)"),
+        ("data.depth: 2", "it is an argument of a component, for instance model: bilm(depth=…)"),
         ("seed: 4294967296", "run.seed"),
         *((f"run: {{name: '{name}'}}", "names a folder of its own") for name in ("../elsewhere", "a/b", "..", " ")),
         ("run: {promise: {samples_per_s: [0, 1], plan: a, machine: b}}", "promise.samples_per_s 0: "),
@@ -242,6 +251,7 @@ def test_overrides_win_and_say_so(write):
     assert load_config(file, ["lr=1", "run.device=[0, 1]"]).run.device == [0, 1]
     assert load_config(file, ["lr=1", "run.checkpoint_every=null"]).run.checkpoint_every is None
     assert "did you mean batch_size" in fail(file, ["data.batchsize=3"])
+    assert "no lever named compil; did you mean compile" in fail(file, ["benchmark.levers.compil=[true]"])
     assert "learning_rate says 0.2, lr says 0.1; keep one" in fail(file, ["lr=0.1", "learning_rate=0.2"])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from training_cases import assert_equal_weights
 
 from fulltilt.engine.checkpoints.checkpoint import (
     FORMAT,
@@ -23,7 +24,7 @@ from fulltilt.engine.checkpoints.checkpoint import (
 )
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS, find_checkpoint
 from fulltilt.engine.step.rng import capture_rng, restore_rng
-from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, RunFolderError, UsageError
+from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, RunFolderError, StorageError, UsageError
 
 
 def state_of(step):
@@ -155,6 +156,12 @@ def test_a_file_that_may_not_grow_leaves_the_old_one(tmp_path):
     assert load_checkpoint(tmp_path).state["step"] == 1
 
 
+def test_a_folder_that_is_a_file_is_a_storage_error(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(StorageError):
+        save_checkpoint(tmp_path / "out", state_of(1))
+
+
 def test_every_generator_comes_back(tmp_path):
     def draw():
         prepare = torch.randn(2, generator=generator).tolist()
@@ -173,14 +180,16 @@ def test_every_generator_comes_back(tmp_path):
 def test_another_model_is_told_by_names_and_shapes_and_another_optimizer_too():
     saved = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).state_dict()
     model = nn.Sequential(nn.Linear(4, 16), nn.Identity(), nn.Linear(16, 3), nn.Linear(3, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(RunFolderError) as caught:
         load_model_state(model, saved, "checkpoint.pt")
     for words in (
-        'Missing key(s) in state_dict: "3.weight"',
-        'Unexpected key(s) in state_dict: "1.weight"',
-        "0.weight: ",
+        "2 missing: 3.weight, 3.bias",
+        "5 unexpected: 1.weight, 1.bias, 1.running_mean, 1.running_var and 1 more",
+        "0.weight (8, 4) instead of (16, 4)",
     ):
         assert words in str(caught.value)
+    assert_equal_weights(model.state_dict(), before)
     one = nn.Linear(2, 2)
     saved = torch.optim.SGD([{"params": [one.weight]}, {"params": [one.bias]}], lr=0.1).state_dict()
     with pytest.raises(RunFolderError, match=r"optimizer in checkpoint\.pt does not fit AdamW"):

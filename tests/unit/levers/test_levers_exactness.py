@@ -27,6 +27,7 @@ from torch import nn
 from fulltilt.data import build_pipeline
 from fulltilt.data.batched import BatchedDataset
 from fulltilt.data.images.image_sets import MemoryImages
+from fulltilt.levers import Facts, find_obstacles
 
 N_SAMPLES = 28  # batches of 8 with a tail of 4
 COMPILED_AS_EAGER = "test_compiled_losses_are_those_of_eager_mode_and_the_second_run_finds_its_code"
@@ -152,6 +153,12 @@ def test_every_lever_has_a_case():
 def test_a_lever_is_as_exact_as_it_says(name, tmp_path):
     _, rows = write_rows(tmp_path / "rows.h5", np.arange(N_SAMPLES) % N_CLASSES)
     hold(name, CASES[name], rows if name == "placement" else CASES[name].dataset)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.device == "cuda"])
+def test_what_is_not_held_here_cannot_apply_here(name):
+    for value in CASES[name].values:
+        assert find_obstacles({name: value}, Facts(device_type="cpu"))
 
 
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(4, 2), (2, 4)])

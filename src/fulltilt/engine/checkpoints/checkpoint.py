@@ -26,8 +26,7 @@ from fulltilt.records.run_folder import open_atomic
 
 FORMAT = 2
 DAMAGED = "checkpoint.damaged.pt"
-DIFFERENCES = ("Missing key", "Unexpected key", "size mismatch")  # lines of ``load_state_dict``
-N_DIFFERENCES_SHOWN = 4
+N_NAMES_SHOWN = 4
 N_LETTERS_SHOWN = 200  # of torch's own errors
 READ_ATTEMPTS = 5  # of a reader, while another process saves
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
@@ -42,7 +41,7 @@ class LoadedCheckpoint:
 
 
 class OtherModelError(RunFolderError):
-    """A checkpoint is of another model; the parts that fit may be loaded."""
+    """Says that a checkpoint is of another model, which is left untouched."""
 
 
 def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> Path:
@@ -222,7 +221,7 @@ def make_plain(value: Any, where: str) -> Any:
 def load_model_state(
     model: nn.Module, saved: Mapping[str, Any], path: Path, divide: Callable[[Any, Any], Any] | None = None
 ) -> None:
-    """Load a model's state, or say in torch's words how the two models differ.
+    """Load a model's state, or say in which names and shapes the two models differ.
 
     Args:
         divide: ``(saved, mine)`` → the part that belongs here, of a model whose weights are divided among ranks.
@@ -230,21 +229,30 @@ def load_model_state(
     Raises:
         OtherModelError: the checkpoint is of another model.
     """
-    if divide is not None:
-        mine = model.state_dict()
-        saved = {name: divide(value, mine[name]) if name in mine else value for name, value in saved.items()}
-    try:
-        model.load_state_dict(saved)
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()]
-        differences = [line for line in lines if line.startswith(DIFFERENCES)]
-        if not differences:
-            raise
-        found = "; ".join(line[:N_LETTERS_SHOWN] for line in differences[:N_DIFFERENCES_SHOWN])
+    mine = model.state_dict()
+    both = [(name, saved[name], value) for name, value in mine.items() if name in saved]
+    differences = {
+        "missing": [name for name in mine if name not in saved],
+        "unexpected": [name for name in saved if name not in mine],
+        "of another shape": [
+            f"{name} {tuple(theirs.shape)} instead of {tuple(value.shape)}"
+            for name, theirs, value in both
+            if isinstance(theirs, torch.Tensor) and isinstance(value, torch.Tensor) and theirs.shape != value.shape
+        ],
+    }
+    found = []
+    for what, names in differences.items():
+        if names:
+            more = f" and {len(names) - N_NAMES_SHOWN} more" if len(names) > N_NAMES_SHOWN else ""
+            found.append(f"{len(names)} {what}: {', '.join(names[:N_NAMES_SHOWN])}{more}")
+    if found:
         raise OtherModelError(
-            f"{path} is of another model than {type(model).__name__}: {found}; "
+            f"{path} is of another model than {type(model).__name__}: {'; '.join(found)}; "
             "restore the model it was written with, or start again in another folder with --out"
-        ) from error
+        )
+    if divide is not None:
+        saved = {name: divide(value, mine[name]) for name, value in saved.items()}
+    model.load_state_dict(saved)
 
 
 def load_part_state(name: str, part: Any, saved: Any, path: Path) -> None:
