@@ -165,6 +165,7 @@ def test_a_terminal_that_closes_ends_a_command_like_sigterm():
     ended = run_python(
         "-c",
         "import signal, fulltilt.cli as cli, fulltilt.cli.levers as levers\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # under nohup it is ignored
         "levers.run = lambda args: signal.raise_signal(signal.SIGHUP)\n"
         "raise SystemExit(cli.run_command(['levers']))",
     )
