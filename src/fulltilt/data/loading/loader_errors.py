@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fulltilt import errors
-from fulltilt.data.loading.worker_signals import disarm, list_workers
+from fulltilt.data.loading.worker_signals import BROKEN_OFF, disarm, list_workers
 from fulltilt.errors import DataError, FulltiltError, WorkerDiedError
 from fulltilt.records import format_bytes
 
@@ -30,13 +30,13 @@ def explain_loader_error(error: BaseException) -> FulltiltError | None:
 
     A worker's death reaches the main process in two ways: torch raises a RuntimeError from its SIGCHLD handler,
     wherever the main thread is (in the middle of a step, too), or the batch under way breaks off with a
-    ConnectionError, FileNotFoundError or EOFError. The handler would raise after the second as well, so it is
-    disarmed here.
+    ConnectionError, FileNotFoundError or EOFError. The handler would raise again after either, so it is disarmed:
+    here, or where the batch broke off.
     """
     iterator = getattr(error, "data_iterator", None)
     text = str(error)
-    death, is_broken_off = _DEATH.search(text), isinstance(error, ConnectionError | FileNotFoundError | EOFError)
-    if iterator is not None and (death or is_broken_off):
+    death, is_broken_off = _DEATH.search(text), isinstance(error, BROKEN_OFF)
+    if iterator is not None and death:
         disarm(iterator)
     if isinstance(error, FulltiltError):
         return _unwrap(error, text)

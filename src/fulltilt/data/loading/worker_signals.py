@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+BROKEN_OFF = (ConnectionError, FileNotFoundError, EOFError)  # of a batch whose worker died on the way
 LOCK_S = 1.0  # a worker that lives holds torch's lock for microseconds
 POLL_S = 5.0  # how often torch looks whether its workers live
 PARENT_POLL_S = 1.0
@@ -67,6 +68,8 @@ class _Iterator(_MultiProcessingDataLoaderIter):
             raise
         except Exception as error:
             error.data_iterator = self  # type: ignore[attr-defined]  # for explain_loader_error
+            if isinstance(error, BROKEN_OFF):
+                disarm(self)  # here: the handler's own error may come at any moment, and hide this one
             raise
 
     def _try_get_data(self, timeout: float | None = None) -> tuple[bool, Any]:
