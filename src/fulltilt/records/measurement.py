@@ -55,11 +55,6 @@ class Figures:
 class Measurement(Figures):
     """What a trial process answers: its figures, its warm-up and its losses."""
 
-    phases_ms: PhasesMs | None  # these have no default here: an answer that is cut off is none
-    samples_per_s: float | None
-    samples_per_s_ci95: tuple[float, float] | None
-    block_samples_per_s: tuple[float, ...]
-    n_steps: int
     n_warmup_steps: int
     first_loss: float | None = None
     last_loss: float | None = None
