@@ -38,11 +38,12 @@ def train_in_ranks(
     """
     from fulltilt.engine.ranks.group import run_ranks
 
-    saved_steps = [0]  # of every checkpoint, the newest last
+    saved_step = 0  # of the newest checkpoint
 
     def note_saved(event: Event) -> None:
+        nonlocal saved_step
         if isinstance(event, RunStarted | CheckpointSaved):
-            saved_steps.append(event.first_step if isinstance(event, RunStarted) else event.step)
+            saved_step = event.first_step if isinstance(event, RunStarted) else event.step
 
     announcer = Announcer([note_saved, *listeners])
     result = run_ranks(
@@ -52,7 +53,7 @@ def train_in_ranks(
         announcer=announcer,
         max_restarts=config.run.max_restarts,
         restarted_with={"resume": True},
-        plan_again=lambda cause: plan_again(cause, saved_steps[-1], announcer),
+        plan_again=lambda cause: plan_again(cause, saved_step, announcer),
         hang_limit_s=choose_hang_limit_s(config.run.hang_timeout_s, compiles=config.speed.compile),
         start_limit_s=config.run.start_timeout_s,
     )
