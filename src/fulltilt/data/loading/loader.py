@@ -89,18 +89,7 @@ def build_loader(
         return _build_quietly(dataset, collate_fn=collate or fast_collate, **common)
     if seed is None:
         seed = generator.initial_seed() if generator is not None else torch.initial_seed()
-    if shuffle and placement == "block_shuffled":
-        blocks = plan_blocks(dataset)
-        sampler = BlockSampler(blocks.edges, blocks.n_mixed, seed, share_epoch=n_workers > 0)
-    else:
-        try:
-            n_samples = len(dataset)  # type: ignore[arg-type]
-        except TypeError:
-            raise DataError(
-                f"{type(dataset).__name__} has no length; give it __len__, or derive it from "
-                f"torch.utils.data.IterableDataset when it streams"
-            ) from None
-        sampler = EpochSampler(n_samples, shuffle, seed, share_epoch=n_workers > 0)
+    sampler = _build_sampler(dataset, shuffle, placement, seed, share_epoch=n_workers > 0)
     fetcher = BatchFetcher(dataset, seed=seed, epoch_cell=sampler.epoch_cell, whole_batches=collate is None)
     if skip_limit is not None:
         fetcher.bad_samples = BadSamples(dataset, len(fetcher), skip_limit, share=n_workers > 0)
@@ -109,6 +98,22 @@ def build_loader(
     assert isinstance(loader, IndexedLoader)
     loader.transform, loader.share = transform, share
     return loader
+
+
+def _build_sampler(
+    dataset: Dataset, shuffle: bool, placement: str, seed: int, *, share_epoch: bool
+) -> BlockSampler | EpochSampler:
+    if shuffle and placement == "block_shuffled":
+        blocks = plan_blocks(dataset)
+        return BlockSampler(blocks.edges, blocks.n_mixed, seed, share_epoch=share_epoch)
+    try:
+        n_samples = len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        raise DataError(
+            f"{type(dataset).__name__} has no length; give it __len__, or derive it from "
+            f"torch.utils.data.IterableDataset when it streams"
+        ) from None
+    return EpochSampler(n_samples, shuffle, seed, share_epoch=share_epoch)
 
 
 def _build_quietly(dataset: Dataset, kind: type[DataLoader] = GuardedLoader, **options: Any) -> DataLoader:
