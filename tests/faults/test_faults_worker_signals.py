@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -63,6 +64,18 @@ class EndsProgram(Numbers):
         return torch.zeros(2), program.wait(PATIENCE_S)
 
 
+class StaysInsideTorch(Numbers):
+    def __getitem__(self, index):
+        threading.Thread(target=multiply_for_ever, daemon=True).start()
+        return super().__getitem__(index)
+
+
+def multiply_for_ever():
+    numbers = torch.zeros(512, 512)
+    while True:
+        numbers @ numbers
+
+
 def build(dataset, **options):
     options = {"num_workers": 1, "prefetch_factor": 1, **options}
     return build_loader(dataset, batch_size=2, shuffle=False, drop_last=False, options=options)
@@ -106,6 +119,15 @@ def test_a_worker_that_hangs_is_ended_with_its_loader(monkeypatch):
     batches._shutdown_workers()
     worker.join(PATIENCE_S)
     assert worker.exitcode == -signal.SIGKILL
+
+
+def test_a_spawned_worker_ends_cleanly_while_a_thread_of_it_is_inside_torch():
+    """as the thread that sends a large batch is, when an epoch is broken off"""
+    batches = iter(build(StaysInsideTorch(), multiprocessing_context="spawn"))
+    next(batches)
+    (worker,) = batches._workers
+    batches._shutdown_workers()
+    assert worker.exitcode == 0
 
 
 def test_programs_that_a_dataset_starts_are_ended_by_sigterm():

@@ -8,6 +8,7 @@ batches come in order, and torch waits for it without limit.
 This file alone uses private parts of torch's loader; a test names each of them.
 """
 
+import atexit
 import contextlib
 import functools
 import multiprocessing
@@ -148,6 +149,9 @@ def guard_worker(parent: int | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)  # a library may not resume a read that was interrupted
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    if multiprocessing.get_start_method(allow_none=True) == "spawn":
+        # Python's own exit aborts the process where the thread that sends batches is still inside torch.
+        atexit.register(os._exit, 0)
     watch = functools.partial(_end_after, os.getppid() if parent is None else parent)
     threading.Thread(target=watch, name="fulltilt-parent", daemon=True).start()
 
