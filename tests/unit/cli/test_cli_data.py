@@ -116,16 +116,12 @@ def test_the_advice_of_inspect_followed_to_the_letter_leaves_nothing_to_advise(t
     assert run_command(["data", "inspect", str(folder / "f.h5"), *words]) == 0
     said = capsys.readouterr().out
     (repack,) = find_commands(said)  # one does for both
-    before = json.loads((tmp_path / "i.json").read_text())["datasets"]
     assert run_command(repack) == 0
     assert "1,200 rows of train" in capsys.readouterr().out
     assert run_command(["data", "inspect", repack[3], *words]) == 0
     assert find_commands(capsys.readouterr().out) == []
     after = json.loads((tmp_path / "i.json").read_text())["datasets"]
     assert {report["advice"] for report in after} == {"every row is one piece of the file: nothing to repack"}
-    for old, new in zip(before, after, strict=True):
-        slow, fast = (next(r["rows_per_s"] for r in side["rates"] if r["access"] == "random") for side in (old, new))
-        assert fast > 1.5 * slow
 
 
 def test_what_is_small_has_a_size_too(tmp_path, capsys):
