@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -64,21 +63,31 @@ class EndsProgram(Numbers):
         return torch.zeros(2), program.wait(PATIENCE_S)
 
 
-class StaysInsideTorch(Numbers):
+class SlowToSend(Numbers):
     def __getitem__(self, index):
-        threading.Thread(target=multiply_for_ever, daemon=True).start()
-        return super().__getitem__(index)
+        return torch.zeros(2), [SpentInsideTorch()]
 
 
-def multiply_for_ever():
-    numbers = torch.zeros(512, 512)
-    while True:
-        numbers @ numbers
+class SpentInsideTorch:
+    def __reduce__(self):  # called by the thread that sends batches
+        numbers, end_s = torch.zeros(512, 512), time.monotonic() + 0.5
+        while time.monotonic() < end_s:
+            numbers @ numbers
+        return int, ()
 
 
-def build(dataset, **options):
+class Exits(Numbers):
+    def __getitem__(self, index):
+        sys.exit(7)
+
+
+def take_as_it_is(samples):
+    return samples
+
+
+def build(dataset, *, collate=None, **options):
     options = {"num_workers": 1, "prefetch_factor": 1, **options}
-    return build_loader(dataset, batch_size=2, shuffle=False, drop_last=False, options=options)
+    return build_loader(dataset, batch_size=2, shuffle=False, drop_last=False, collate=collate, options=options)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +130,20 @@ def test_a_worker_that_hangs_is_ended_with_its_loader(monkeypatch):
     assert worker.exitcode == -signal.SIGKILL
 
 
-def test_a_spawned_worker_ends_cleanly_while_a_thread_of_it_is_inside_torch():
-    """as the thread that sends a large batch is, when an epoch is broken off"""
-    batches = iter(build(StaysInsideTorch(), multiprocessing_context="spawn"))
+def test_a_spawned_worker_ends_cleanly_while_the_thread_that_sends_its_batches_is_inside_torch():
+    batches = iter(build(SlowToSend(), collate=take_as_it_is, prefetch_factor=2, multiprocessing_context="spawn"))
     next(batches)
     (worker,) = batches._workers
     batches._shutdown_workers()
     assert worker.exitcode == 0
+
+
+def test_a_spawned_worker_keeps_its_exit_code():
+    batches = iter(build(Exits(), multiprocessing_context="spawn"))
+    (worker,) = batches._workers
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        next(batches)
+    assert worker.exitcode == 7
 
 
 def test_programs_that_a_dataset_starts_are_ended_by_sigterm():

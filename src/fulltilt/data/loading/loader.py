@@ -103,6 +103,7 @@ def build_loader(
 def _build_sampler(
     dataset: Dataset, shuffle: bool, placement: str, seed: int, *, share_epoch: bool
 ) -> BlockSampler | EpochSampler:
+    """Build the sampler of a map-style dataset, by its placement."""
     if shuffle and placement == "block_shuffled":
         blocks = plan_blocks(dataset)
         return BlockSampler(blocks.edges, blocks.n_mixed, seed, share_epoch=share_epoch)

@@ -8,7 +8,6 @@ batches come in order, and torch waits for it without limit.
 This file alone uses private parts of torch's loader; a test names each of them.
 """
 
-import atexit
 import contextlib
 import functools
 import multiprocessing
@@ -17,7 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, util
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -25,6 +24,9 @@ from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 BROKEN_OFF = (ConnectionError, FileNotFoundError, EOFError)  # of a batch whose worker died on the way
+SENDER = "QueueFeederThread"  # of multiprocessing's queues, one each
+SEND_S = 3.0  # torch kills a worker that has not ended after 5 s
+LAST = -10  # of a process' finalizers: after those that tell its queues to end
 LOCK_S = 1.0  # a worker that lives holds torch's lock for microseconds
 POLL_S = 5.0  # how often torch looks whether its workers live
 PARENT_POLL_S = 1.0
@@ -150,10 +152,16 @@ def guard_worker(parent: int | None = None) -> None:
     signal.siginterrupt(signal.SIGTERM, False)  # a library may not resume a read that was interrupted
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if multiprocessing.get_start_method(allow_none=True) == "spawn":
-        # Python's own exit aborts the process where the thread that sends batches is still inside torch.
-        atexit.register(os._exit, 0)
+        util.Finalize(None, _join_senders, exitpriority=LAST)
     watch = functools.partial(_end_after, os.getppid() if parent is None else parent)
     threading.Thread(target=watch, name="fulltilt-parent", daemon=True).start()
+
+
+def _join_senders() -> None:
+    """Wait for the threads that send batches: Python's exit aborts the process where one is still inside torch."""
+    for thread in threading.enumerate():
+        if thread.name == SENDER:
+            thread.join(SEND_S)
 
 
 def _end_after(parent: int) -> None:
