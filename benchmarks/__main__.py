@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME …] [--all] [--device cpu|cuda] [--quick]``"""
+"""``python -m benchmarks [NAME …] [--all] [--device cpu|cuda] [--repeats N] [--quick]``"""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(found))
     parser.add_argument("--all", action="store_true", help="run every benchmark of this device")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--repeats", type=int, metavar="N", help="repetitions of verdict_power")
     parser.add_argument("--quick", action="store_true", help="few repetitions; nothing is written")
     parser.add_argument(
         "--peer-tests", action="store_true", help="instead: the tests that need the peers, in their environment"
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_device(args.device)
         except DeviceError as error:
             parser.error(str(error))
-    context = Context(device=args.device, quick=args.quick)
+    context = Context(device=args.device, quick=args.quick, n_repeats=args.repeats)
     failures = 0
     for name, module in chosen.items():
         if obstacle := getattr(module, "find_obstacle", lambda context: None)(context):

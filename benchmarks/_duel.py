@@ -1,4 +1,4 @@
-"""Two plans against each other in fresh trial processes, in turn, so that drift of the machine hits both alike."""
+"""Plans in fresh trial processes: one after the other, or two that take turns, so that drift hits both alike."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 from fulltilt.records import Plan, Trial, TrialRequest
 from fulltilt.tuner import ProcessTarget
 from fulltilt.tuner.question.source import TuneTarget
+from fulltilt.tuner.trials.target import Target
 
 RunPlan = Callable[[Plan], Trial]
 
 
 @contextlib.contextmanager
-def open_runner(aim: TuneTarget, folder: Path, *, device: str, max_measure_s: float, why: str) -> Iterator[RunPlan]:
-    """Yield a function that runs one plan in a fresh trial process, set up as a search sets up its own."""
+def open_target(aim: TuneTarget, folder: Path, *, device: str, max_measure_s: float) -> Iterator[ProcessTarget]:
+    """Yield what runs plans in fresh trial processes, set up as a search sets up its own."""
     usual = TrialRequest(
         source=aim.source,
         device=device,
@@ -25,24 +26,29 @@ def open_runner(aim: TuneTarget, folder: Path, *, device: str, max_measure_s: fl
         seed=aim.config.run.seed,
         max_measure_s=max_measure_s,
     )
-    target = ProcessTarget(usual, folder)
+    with contextlib.closing(ProcessTarget(usual, folder)) as target:
+        yield target
+
+
+@contextlib.contextmanager
+def open_runner(aim: TuneTarget, folder: Path, *, why: str, **told: Any) -> Iterator[RunPlan]:
+    """Yield a function that runs one plan; ``told`` is as in ``open_target``."""
     numbers = itertools.count(1)
-    try:
+    with open_target(aim, folder, **told) as target:
         yield lambda plan: target(plan, id=f"m{next(numbers)}", why=why)
-    finally:
-        target.close()
 
 
-def run_duel(first: Plan, second: Plan, run_plan: RunPlan, *, n_rounds: int) -> list[tuple[float, float]]:
-    """Return samples per second of both plans, a pair a round: A B, then B A.
+def run_duel(first: Plan, second: Plan, target: Target, *, n_groups: int) -> list[tuple[float, float]]:
+    """Return samples per second of both plans, a pair for each group of fresh processes that take turns.
 
     Raises:
-        RuntimeError: a trial failed; there is no ratio then, and leaving the round out would flatter that plan.
+        RuntimeError: a process failed; there is no ratio then, and leaving the group out would flatter that plan.
     """
     pairs = []
-    for number in range(n_rounds):
-        order = (first, second) if number % 2 == 0 else (second, first)
-        rates = {plan: _read_rate(run_plan(plan)) for plan in order}
+    for number in range(n_groups):
+        plans = {f"g{number}-first": first, f"g{number}-second": second}
+        rows = target.run_group(dict(list(plans.items())[:: (-1) ** number]), why="in turn with the other")
+        rates = {row.plan: _read_rate(row) for row in rows}
         pairs.append((rates[first], rates[second]))
     return pairs
 

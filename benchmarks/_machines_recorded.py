@@ -1,8 +1,9 @@
 """A grid that was run whole on a real machine, and a target that answers a search from it.
 
 The file ``recordings/grid-NAME-DEVICE.json`` holds the space (axes, base and user plan, facts, memory limit), the
-machine, and one row a process as a search journals it: every plan of the grid ``n_repeats`` times, the loader and the
-device by themselves once for every point they can be asked for, the memory estimate where it could be made.
+machine, and one row a process as a search journals it: every plan of the grid ``n_repeats`` times (as whole runs, which
+older recordings call "repeat" and "baseline", too), the loader and the device by themselves once for every point they
+can be asked for, the memory estimate where it could be made.
 ``benchmarks/_record_grid.py`` writes it.
 """
 
@@ -12,22 +13,24 @@ import dataclasses
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fulltilt.levers import Facts, load_catalogue
-from fulltilt.records import WHOLE_RUNS, Machine, Plan, Trial, encode, loads
-from fulltilt.tuner.picks.recommend import MEMORY_SAFETY_PCT
+from fulltilt.records import IN_TURNS, PROBES, WHOLE_RUN, Machine, Plan, Trial, encode, loads
+from fulltilt.stats import Turns
+from fulltilt.tuner.picks.finalists import MEMORY_SAFETY_PCT
 from fulltilt.tuner.question.space import COUPLED, Space
-from fulltilt.tuner.trials.rows import build_row
+from fulltilt.tuner.trials.rows import build_row, build_turns_row
 
 VERSION = 1
 RECORDINGS = Path(__file__).parent / "recordings"
 SHARED = ("threads", COUPLED)
 """Levers that the loader and the device both feel."""
+GROUP_ROW_S = 1.2  # that a process which takes turns needs in all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,42 +91,68 @@ def find_line(plan: Plan) -> Plan:
 class RecordedMachine:
     """Answers as the recorded machine did; a plan's runs come in an order drawn from the seed, then from the start.
 
+    A plan off the recorded grid ends with an error, so that no search can recommend it: such are asked for where a
+    change is taken back to a value of the user's that the grid does not hold.
+
     Raises:
-        KeyError: a plan, or a part of one, that was not recorded.
+        KeyError: a plan of the grid, or a part of one, that was not recorded.
     """
 
     def __init__(self, recording: GridRecording, seed: int = 0):
         self.recording, self.seed = recording, seed
         self.memory_gib = recording.memory_gib
         self.recommendable_gib = recording.build_space().memory_gib
+        self._grid = set(recording.build_space().grid())
         self._whole: dict[Plan, list[Trial]] = defaultdict(list)
         self._parts: dict[tuple[str, Plan], Trial] = {}
         for row in recording.rows:
-            if row.kind in WHOLE_RUNS:
-                self._whole[row.plan].append(row)
-            else:
+            if row.kind in PROBES:
                 self._parts[row.kind, find_part(row.plan, row.kind)] = row
+            else:
+                self._whole[row.plan].append(row)
         self.restart_noise("")
 
     def restart_noise(self, name: str) -> None:
         """Begin another search: an order of the runs drawn from the seed and this name."""
-        rng = np.random.default_rng([self.seed, *name.encode()])
-        self._order = {plan: rng.permutation(len(rows)) for plan, rows in self._whole.items()}
+        self._rng = np.random.default_rng([self.seed, *name.encode()])
+        self._order = {plan: self._rng.permutation(len(rows)) for plan, rows in self._whole.items()}
         self._n_asked: dict[Plan, int] = defaultdict(int)
+        self.now_s = 0.0
 
-    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
-        row = self._find_whole(plan) if kind in WHOLE_RUNS else self._find_part_row(plan, kind)
+    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = WHOLE_RUN) -> Trial:
+        if kind not in PROBES and not self._find_runs(plan):
+            reason = "it is off the recorded grid"
+            return build_row(plan, id=id, why=why, kind=kind, status="error", reason=reason)
+        row = self._find_part_row(plan, kind) if kind in PROBES else self._find_whole(plan)
         if row is None or row.status == "skipped":
             reason = "not recorded, because a smaller batch of the same line ran out of memory"
             return build_row(plan, id=id, why=why, kind=kind, status="out_of_memory", reason=reason)
+        self.now_s += row.seconds
         return dataclasses.replace(
             row, id=id, why=why, kind=kind, plan=plan, batch_size_per_device=plan["batch_size"] // row.n_devices,
             effective_batch_size=plan.effective_batch_size,
         )  # fmt: skip
 
-    def _find_whole(self, plan: Plan) -> Trial:
-        if plan not in self._whole:
+    def run_group(self, plans: Mapping[str, Plan], *, why: str) -> list[Trial]:
+        """Answer with a recorded rate of each plan, drawn anew: no plans took turns when it was recorded."""
+        found = {id: self._find_runs(plan) for id, plan in plans.items()}
+        failed = [self(plans[id], id=id, why=why, kind=IN_TURNS) for id, runs in found.items() if not _went_well(runs)]
+        rows = {id: runs[self._rng.integers(len(runs))] for id, runs in found.items() if _went_well(runs)}
+        self.now_s += GROUP_ROW_S * len(rows)
+        return failed or [
+            build_turns_row(
+                row.plan, Turns(samples_per_s=row.samples_per_s or 0.0, stalled_pct=0.0), id=id, why=why,
+                seconds=GROUP_ROW_S, n_devices=row.n_devices,
+            )
+            for id, row in rows.items()
+        ]  # fmt: skip
+
+    def _find_runs(self, plan: Plan) -> Sequence[Trial]:
+        if plan not in self._whole and plan in self._grid:
             raise KeyError(f"{self.recording.name} holds no run of {plan!r}")
+        return self._whole.get(plan, ())
+
+    def _find_whole(self, plan: Plan) -> Trial:
         order = self._order[plan]
         number = self._n_asked[plan]
         self._n_asked[plan] += 1
@@ -145,9 +174,13 @@ class RecordedMachine:
         return {
             plan: statistics.median(row.samples_per_s or 0.0 for row in rows)
             for plan, rows in self._whole.items()
-            if all(row.status == "ok" for row in rows)
+            if _went_well(rows)
         }
 
     def true_memory_gib(self, plan: Plan) -> float:
         """Return the largest peak among the runs of the plan; 0 where none was read."""
         return max((row.device_memory_peak_gib or 0.0 for row in self._whole[plan]), default=0.0)
+
+
+def _went_well(runs: Sequence[Trial]) -> bool:
+    return bool(runs) and all(row.status == "ok" for row in runs)

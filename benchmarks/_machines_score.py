@@ -1,7 +1,7 @@
 """Run a search strategy on a simulated or recorded machine through the real session, and score what it ends at.
 
-Every strategy that measures speed goes through the product's own last stage: finalists and the user's plan measured
-again side by side, then the recommended pick with its memory limit and its rule for ties.
+Every strategy that measures speed goes through the product's own last stage: finalists and the user's plan take turns,
+changes that are not worth it are taken back, and what is left is recommended when its gain is proven.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import numpy as np
 from benchmarks import _tpe
 from benchmarks._machines import SimulatedMachine
 from benchmarks._machines_recorded import GridRecording, RecordedMachine
-from fulltilt.records import WHOLE_RUNS, Plan
-from fulltilt.tuner.picks import recommend
+from fulltilt.records import IN_TURNS, WHOLE_RUN, Plan
+from fulltilt.stats.alternation import WORTH_PCT
+from fulltilt.tuner.answer.conclude import select_rows
+from fulltilt.tuner.answer.picks import pick
 from fulltilt.tuner.question.space import COUPLED, Space
 from fulltilt.tuner.search import strategies as search
 from fulltilt.tuner.search.journal import Journal
-from fulltilt.tuner.search.search import run_finals
-from fulltilt.tuner.search.session import BASELINE, REPEAT, Ask, Session, Strategy
+from fulltilt.tuner.search.search import run_proof
+from fulltilt.tuner.search.session import Ask, Session, Strategy
 
 LARGEST = "largest_that_fits"
 
@@ -45,16 +47,26 @@ class Truths:
 class Score:
     """One search: what it found, and what it cost; the figures have the names of the arms' metrics.
 
-    ``regret_before_ties_pct`` is the regret of the fastest row that could be recommended, before the rule for ties
-    prefers smaller batches and simpler plans at up to 3 % of speed.
+    Attributes:
+        regret_pct: Of the recommended plan.
+        regret_by_error_pct: The same, but 0 up to the 1 % that a simpler plan, or the user's own, may cost by design.
+        regret_before_restraint_pct: Of the plan that won the race: before changes are taken back that are not proven to
+            be worth it, and before the user's own settings are kept where no gain is proven.
+        kept_own: 1 where the user's own settings were kept though a plan is faster by more than 1 %, else 0.
+        trials: Processes that ran a step or a loader: whole runs, probes and those that took turns.
+        turns: Processes that took turns.
     """
 
     recommended: Plan | None
-    regret_pct: float  # of the recommended plan
-    regret_before_ties_pct: float
-    trials: int  # processes that ran a step or a loader: whole runs and probes, repeats among them
-    end_to_end_trials: int  # whole runs of the search itself
-    repeats: int  # whole runs of the last stage
+    regret_pct: float
+    regret_by_error_pct: float
+    regret_before_restraint_pct: float
+    kept_own: int
+    trials: int
+    end_to_end_trials: int
+    turns: int
+    groups: int
+    seconds: float
     out_of_memory: int
 
 
@@ -88,26 +100,34 @@ def run_search(truths: Truths, strategy: str) -> Score:
     """
     machine, space = truths.machine, truths.space
     machine.restart_noise(strategy)
-    session = Session(machine, Journal())
+    session = Session(machine, Journal(), clock=lambda: machine.now_s)
     session.run(search.skip_impossible(space))
+    if strategy != LARGEST:
+        session.run(search.run_own_plan(space))
     if strategy in PEERS_AND_BASELINES:
         session.run(PEERS_AND_BASELINES[strategy](space, machine.seed))
     else:
         session.run(search.STRATEGIES[strategy](space))
     if strategy == LARGEST:
-        ran = [row.plan for row in session.rows if row.status == "ok" and row.kind in WHOLE_RUNS]
-        recommended = fastest = max(ran, key=lambda plan: plan["batch_size"], default=None)
+        ran = [row.plan for row in session.rows if row.status == "ok"]
+        recommended = winner = max(ran, key=lambda plan: plan["batch_size"], default=None)
     else:
-        recommended, fastest = _finish(session, truths, strategy)
-    rows = (*session.rows, *session.probes)
+        recommended, winner = _finish(session, truths)
+    rows = (*session.rows, *session.turns, *session.probes)
     counts = Counter(row.kind for row in rows if row.status != "skipped")
+    regret_pct = truths.compute_regret_pct(recommended)
+    is_wrong = regret_pct > WORTH_PCT
     return Score(
         recommended=recommended,
-        regret_pct=truths.compute_regret_pct(recommended),
-        regret_before_ties_pct=truths.compute_regret_pct(fastest),
+        regret_pct=regret_pct,
+        regret_by_error_pct=regret_pct * is_wrong,
+        regret_before_restraint_pct=truths.compute_regret_pct(winner),
+        kept_own=int(recommended == space.user_plan and is_wrong),
         trials=counts.total() - counts["memory"],
-        end_to_end_trials=counts["end_to_end"],
-        repeats=counts[REPEAT] + counts[BASELINE],
+        end_to_end_trials=counts[WHOLE_RUN],
+        turns=counts[IN_TURNS],
+        groups=len({row.group for row in session.turns}),
+        seconds=machine.now_s,
         out_of_memory=sum(row.status == "out_of_memory" for row in rows),
     )
 
@@ -143,20 +163,15 @@ def find_largest_that_fits(space: Space) -> Strategy:
         at = doubled if fits == at and doubled < fails else (fits + fails) // 2
 
 
-def _finish(session: Session, truths: Truths, strategy: str) -> tuple[Plan | None, Plan | None]:
-    """Run the last stage of ``tune``: finalists and the user's plan again side by side; the pick, and the fastest."""
-    machine, space = truths.machine, truths.space
-    run_finals(session, space, n_finalists=search.count_finalists(strategy, session.rows))
-    table, _ = recommend.merge_repeats(session.rows)
-    ran = [row for row in table if row.status == "ok"]
-    if not ran:
+def _finish(session: Session, truths: Truths) -> tuple[Plan | None, Plan | None]:
+    """Run the last stage of ``tune``; return what it recommends, and what won the race."""
+    space = truths.space
+    proof = run_proof(session, space)
+    table = select_rows(session.rows, session.turns)
+    if all(row.status != "ok" for row in table):
         return None, None
-    picks = recommend.pick(table, user_plan=space.user_plan, memory_limit_gib=machine.memory_gib, runs=session.rows)
-    limit_gib = machine.recommendable_gib
-    safe = [row for row in ran if limit_gib is None or (row.device_memory_peak_gib or 0.0) <= limit_gib]
-    field = recommend.find_confirmed(safe) or safe
-    chosen = picks.recommended.trial.plan
-    return chosen, max(field, key=lambda row: row.samples_per_s or 0.0).plan if field else chosen
+    picks = pick(table, proof, user_plan=space.user_plan, memory_limit_gib=truths.machine.memory_gib)
+    return picks.recommended.trial.plan, proof.winner
 
 
 PEERS_AND_BASELINES: Mapping[str, Callable[[Space, int], Strategy]] = {

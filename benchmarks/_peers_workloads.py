@@ -55,16 +55,16 @@ def build_cnn() -> nn.Module:
 
 
 def build_images() -> Dataset:
-    pixels_NF, labels_N = _read_digits()
+    pixels_NF, labels_N = read_digits()
     return TensorDataset(pixels_NF.reshape(-1, 1, 8, 8), labels_N)
 
 
 def build_rows() -> Dataset:
-    pixels_NF, labels_N = _read_digits()
+    pixels_NF, labels_N = read_digits()
     return TensorDataset(pixels_NF.repeat(N_COPIES, 1), labels_N.repeat(N_COPIES))
 
 
-def _read_digits() -> tuple[Tensor, Tensor]:
+def read_digits() -> tuple[Tensor, Tensor]:
     pixels, labels = load_digits(return_X_y=True)
     return torch.from_numpy(pixels.astype(np.float32) / 16), torch.from_numpy(labels)
 

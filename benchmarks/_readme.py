@@ -144,8 +144,8 @@ def describe_replay(result: BenchmarkResult) -> tuple[str, str]:
 
 def describe_repeat(result: BenchmarkResult) -> tuple[str, str]:
     n_searches, n_elsewhere = result.arms[0].n, result.targets[0].measured
-    spread = re.search(r"lay up to (\d+ %) apart", " ".join(result.notes))
-    where = f" on a machine where runs of one plan lay up to {spread[1]} apart" if spread else ""
+    stalled = re.search(r"steps stalled for up to (\d+ %)", " ".join(result.notes))
+    where = f" on a machine where steps stalled for up to {stalled[1]} of the time" if stalled else ""
     measured = f"{say(n_searches - n_elsewhere)} end at one plan or name it as a tie"
     return f"one search, repeated {n_searches} times{where}", measured
 

@@ -34,19 +34,20 @@ from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.journal import JOURNAL_FILE
 from fulltilt.tuner.search.progress import SearchEvent, TrialDone
 from fulltilt.tuner.search.search import open_search
-from fulltilt.tuner.search.session import BASELINE, REPEAT, Ask, Session, Strategy
-from fulltilt.tuner.search.strategies import exhaustive
+from fulltilt.tuner.search.session import Ask, Session, Strategy
+from fulltilt.tuner.search.strategies import exhaustive, run_own_plan
 
 
 def run_recording(session: Session, space: Space, *, n_repeats: int) -> list[Trial]:
     """Run the grid, the parts, and the further rounds; return the rows in the order they ran."""
     session.run(exhaustive(space))
-    session.run(_run_own_plan(space))
+    session.run(run_own_plan(space))
     fitting = [row.plan for row in session.rows if row.status == "ok"]
     session.run(probe_parts(space))
-    session.run(_repeat(fitting, n_rounds=n_repeats - 1))
-    session.adopt_rest()
-    return sorted((*session.rows, *session.probes), key=lambda row: int(row.id[1:]))
+    for number in range(2, n_repeats + 1):  # a session runs no plan twice
+        plans = fitting if number % 2 else fitting[::-1]
+        dataclasses.replace(session).run(Ask(plan=plan, why=f"round {number} of the grid") for plan in plans)
+    return session.journal.trials
 
 
 def list_parts(space: Space) -> Iterator[Ask]:
@@ -67,18 +68,6 @@ def probe_parts(space: Space) -> Strategy:
             trial = yield wish
             if wish.kind == "device" and trial.status == "out_of_memory":
                 too_large[line] = wish.plan["batch_size"]
-
-
-def _run_own_plan(space: Space) -> Strategy:
-    """Ask for the user's plan where it is no point of the grid: a search measures it beside its finalists."""
-    if space.user_plan not in space.grid() and not find_obstacles(space.user_plan, space.facts):
-        yield Ask(plan=space.user_plan, why="the user's own plan", kind=BASELINE)
-
-
-def _repeat(plans: Sequence[Plan], *, n_rounds: int) -> Strategy:
-    for number in range(n_rounds):
-        for plan in reversed(plans) if number % 2 == 0 else plans:
-            yield Ask(plan=plan, why=f"round {number + 2} of the grid", kind=REPEAT)
 
 
 def record_grid(args: argparse.Namespace, command: str) -> GridRecording:

@@ -37,11 +37,15 @@ RESULTS = ROOT / "benchmarks" / "results"
 NOT_CODE = "benchmarks/results"  # what one benchmark wrote does not make the next one's code another
 PEERS = ROOT / ".venv-peers"
 PEERS_OF_DATA = PEERS / "data_path"
+PEERS_OF_TRAINING = ("lightning", "accelerate", "pytorch-autotune", "optuna", "pandas")
 PEERS_OF_TESTS = ("transformers", "pytest", "pytest-timeout", "hypothesis")
-TESTS_WITH_PEERS = ("tests/unit/integrations", "tests/unit/listeners/test_listeners_trackers.py")
+TESTS_WITH_PEERS = (
+    "tests/unit/integrations", "tests/unit/listeners/test_listeners_trackers.py",
+    "tests/unit/benchmarks/test_benchmarks_tuner_peers.py",
+)  # fmt: skip
 PACKAGES = (
-    "fulltilt", "torch", "lightning", "accelerate", "optuna", "timm", "torchvision", "spdl", "litdata", "h5py", "numpy",
-    "pandas",
+    "fulltilt", "torch", "lightning", "accelerate", "pytorch-autotune", "optuna", "timm", "torchvision", "spdl",
+    "litdata", "h5py", "numpy", "pandas",
 )  # fmt: skip
 
 
@@ -49,6 +53,13 @@ PACKAGES = (
 class Context:
     device: str
     quick: bool  # fewer repetitions: to see that it runs; never written as a result
+    n_repeats: int | None = None  # where a benchmark lets its repetitions be chosen; None: its own number
+
+    @property
+    def arguments(self) -> list[str]:
+        """The words of the command line that ask for this."""
+        repeats = [] if self.n_repeats is None else ["--repeats", str(self.n_repeats)]
+        return ["--device", self.device, *repeats, *(["--quick"] if self.quick else [])]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +97,7 @@ def run_benchmark(name: str, module: ModuleType, context: Context) -> BenchmarkR
     return BenchmarkResult(
         name=name,
         claim=module.CLAIM,
-        command=f"python -m benchmarks {name} --device {context.device}",
+        command=" ".join(["python -m benchmarks", name, *context.arguments]),
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         device=context.device,
         machine=read_machine(),
@@ -127,9 +138,9 @@ def read_code(root: Path, package: Path) -> Code:
 
 def run_in_peers_environment(name: str, context: Context) -> int:
     """Run one benchmark with the peers' Python."""
-    command = [prepare_peers_environment(), "-m", "benchmarks", name, "--device", context.device, "--here"]
+    command = [prepare_peers_environment(), "-m", "benchmarks", name, *context.arguments, "--here"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([*command, *(["--quick"] if context.quick else [])], cwd=ROOT, env=environment).returncode
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
 
 
 def run_peer_tests(arguments: Sequence[str]) -> int:
@@ -152,7 +163,7 @@ def build_peers_environment() -> None:
     subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
     pip = [PEERS / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints-bench.txt"]
     subprocess.run([*pip, "torch"], check=True)
-    subprocess.run([*pip, "lightning", "accelerate", "optuna", "pandas", "-e", f"{ROOT}[digits,export]"], check=True)
+    subprocess.run([*pip, *PEERS_OF_TRAINING, "-e", f"{ROOT}[digits,export]"], check=True)
     subprocess.run([*pip, *PEERS_OF_TESTS, "-e", f"{ROOT}[mlflow,wandb]"], check=True)
     subprocess.run([*pip, "spdl", "spdl-io", "boto3", "obstore", "requests", "tifffile"], check=True)
     # Apart: libraries that find a torchvision import it, and beside a CPU's torch that fails without help.

@@ -23,7 +23,7 @@ from benchmarks._rounds import Round, compute_means, run_rounds
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge, judge_median
 from fulltilt.config import Config, plan_of
-from fulltilt.records import WHOLE_RUNS, Trial
+from fulltilt.records import PROBES, Trial
 from fulltilt.tuner import TuneResult, tune
 from fulltilt.tuner.question.source import resolve_target
 
@@ -172,12 +172,12 @@ def find_limit_bytes(case: Case, config: Config, context: Context, run_plan: Run
 
 
 def describe_tune(result: TuneResult) -> Found:
-    """Say our own search in the words of the others: probes and repeats count as trials."""
+    """Say our own search in the words of the others: probes and processes that took turns count as trials."""
     runs = [*result.trials, *result.repeats, *(row for row in result.probes if row.kind != "memory")]
     tried = tuple(
         Attempt(
             batch_size=row.plan["batch_size"],
-            largest_step=row.plan["batch_size"] if row.status == "ok" and row.kind in WHOLE_RUNS else 0,
+            largest_step=row.plan["batch_size"] if row.status == "ok" and row.kind not in PROBES else 0,
             status=row.status,
             said=_cut_log(row.reason),
         )

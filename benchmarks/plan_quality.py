@@ -1,7 +1,7 @@
 """The plan that the default search recommends, against the fastest of the whole grid, on three workloads.
 
-Both searches run over the same space. Their winners are then measured again, in turn, in fresh trial processes: the
-grid's winner is the best of many noisy rows, and a second measurement takes that luck away.
+Both searches run over the same space. Their winners then take turns in groups of fresh processes: the grid's winner is
+the best of many noisy rows, and a second measurement takes that luck away.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._duel import describe_plan, open_runner, run_duel, span_axes
+from benchmarks._duel import describe_plan, open_target, run_duel, span_axes
 from benchmarks._runner import ROOT, Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.data import make_sensor_hdf5
@@ -80,15 +80,15 @@ def run(context: Context) -> Findings:
     with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
         workloads = list_workloads(Path(folder))
         for workload in workloads[:1] if context.quick else workloads:
-            found, judged, said = compare_workload(workload, Path(folder), n_rounds=2 if context.quick else 12)
+            found, judged, said = compare_workload(workload, Path(folder), n_groups=2 if context.quick else 16)
             arms += found
             targets.append(judged)
             notes.append(said)
     return Findings(arms=tuple(arms), targets=tuple(targets), notes=tuple(notes))
 
 
-def compare_workload(workload: Workload, folder: Path, *, n_rounds: int) -> tuple[list[Arm], Target, str]:
-    """Search twice, then set the two winners against each other. Cost: grid, search and 2 × ``n_rounds`` trials."""
+def compare_workload(workload: Workload, folder: Path, *, n_groups: int) -> tuple[list[Arm], Target, str]:
+    """Search twice, then set the two winners against each other. Cost: grid, search and ``n_groups`` groups."""
     stem = workload.name.replace(" ", "-").replace(",", "")
     results = {
         "grid": tune(workload.target, settings=workload.settings, exhaustive=True, out=folder / f"{stem}-grid"),
@@ -103,16 +103,16 @@ def compare_workload(workload: Workload, folder: Path, *, n_rounds: int) -> tupl
     )
     name = f"{workload.name}: recommended over best"
     if recommended == best:
-        target = judge(name, 1.0, None, at_least=LIMIT_RATIO, note="same plan")
-        return arms, target, f"{plans}: the same plan, not measured again"
-    aim, why = resolve_target(workload.target, workload.settings), "recommended against the grid's best"
-    with open_runner(aim, folder / f"{stem}-duel", device="cpu", max_measure_s=MAX_MEASURE_S, why=why) as run_plan:
-        pairs = run_duel(recommended, best, run_plan, n_rounds=n_rounds)
+        judged = judge(name, 1.0, None, at_least=LIMIT_RATIO, note="same plan")
+        return arms, judged, f"{plans}: the same plan, not measured again"
+    aim = resolve_target(workload.target, workload.settings)
+    with open_target(aim, folder / f"{stem}-duel", device="cpu", max_measure_s=MAX_MEASURE_S) as target:
+        pairs = run_duel(recommended, best, target, n_groups=n_groups)
     arms += describe_duel(workload.name, pairs)
     ratio = arms[-1]
-    target = judge(name, ratio.median, ratio.ci95, at_least=LIMIT_RATIO)
+    judged = judge(name, ratio.median, ratio.ci95, at_least=LIMIT_RATIO)
     differing = [name for name in best if best[name] != recommended[name]]
-    return arms, target, f"{plans}; they differ in {', '.join(differing)}"
+    return arms, judged, f"{plans}; they differ in {', '.join(differing)}"
 
 
 def find_fastest(trials: Sequence[Trial]) -> Trial:
@@ -136,7 +136,7 @@ def describe_duel(case: str, pairs: list[tuple[float, float]]) -> list[Arm]:
         ("grid's best", "samples_per_s"): [second for _, second in pairs],
         ("recommended", "ratio_to_grid_best"): [first / second for first, second in pairs],
     }
-    unit = "pair of trial processes, order in turn"
+    unit = "group of two fresh processes that take turns"
     return [
         build_arm(values, case=case, arm=arm, metric=metric, unit_of_replication=unit)
         for (arm, metric), values in columns.items()

@@ -2,13 +2,12 @@
 
 The plan that most searches recommend is the one they are held against. A search agrees with it when it recommends it,
 or when it names it as a tie of what it recommends. The other rule, in the same searches: the plan of the row with the
-most samples per second, which is what a search without repeats and ties would return.
+most samples per second, which is what a search without turns and ties would return.
 """
 
 from __future__ import annotations
 
 import collections
-import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,10 +49,10 @@ def run(context: Context) -> Findings:
     )
     counts = collections.Counter(result.picks.recommended.trial.plan for result in results)
     picks = "; ".join(f"{n} × {describe_plan(plan, WORKLOAD.axes)}" for plan, n in counts.most_common())
-    noise = [result.search.noise_pct for result in results if result.search.noise_pct is not None]
+    stalled = [result.search.stalled_pct for result in results if result.search.stalled_pct is not None]
     notes = (
         f"{WORKLOAD.name}: {results[0].search.grid_size} plans; recommended: {picks}",
-        f"runs of one plan inside a search lay up to {max(noise, default=0.0):.0f} % apart",
+        f"steps stalled for up to {max(stalled, default=0.0):.0f} % of the seconds in which plans took turns",
     )
     return Findings(arms=tuple(arms), targets=(target,), notes=notes)
 
@@ -76,7 +75,7 @@ def judge_results(workload: Workload, results: Sequence[TuneResult]) -> tuple[li
     ]
     figures = {
         "ties_named": [float(len(result.picks.recommended.tied_with)) for result in results],
-        "detectable_pct": [result.search.detectable_pct or math.nan for result in results],
+        "groups": [float(result.search.n_groups) for result in results],
         "trials": [float(result.search.n_end_to_end) for result in results],
         "seconds": [result.search.seconds for result in results],
     }

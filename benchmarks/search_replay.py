@@ -20,7 +20,7 @@ from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.stats import compute_interval, compute_proportion_interval
 
-CLAIM = "The default search ends within 0.5 % of the grid's best plan in the median, with a tenth of the trials."
+CLAIM = "The default search ends within 0.3 % of the grid's best plan in the median, after 16 whole runs at most."
 NEEDS_PEERS = True
 DEVICES = ("cpu",)
 
@@ -36,7 +36,10 @@ N_QUICK = 20
 N_EXHAUSTIVE = 20  # of the small grid: it is there to show what noise and the rule for ties cost by themselves
 N_ORDERS = 20  # searches of a recorded grid, each with the recorded runs in another order
 CLOSE_PCT = 2.0
-METRICS = ("regret_pct", "regret_before_ties_pct", "trials", "end_to_end_trials", "repeats", "out_of_memory")
+METRICS = (
+    "regret_pct", "regret_by_error_pct", "regret_before_restraint_pct", "kept_own", "trials", "end_to_end_trials",
+    "turns", "groups", "seconds", "out_of_memory",
+)  # fmt: skip
 """Figures of a score."""
 
 
@@ -47,19 +50,19 @@ class Goal(NamedTuple):
     figure: str
     limit: float
     metric: str
-    quantile: float | None = None  # None: the mean
+    quantile: float | None = None  # None: the mean; 1: the largest
 
 
 GOALS = (
-    Goal(336, "regret, median, %", 0.5, "regret_pct", 0.5),
+    Goal(336, "regret, median, %", 0.3, "regret_pct", 0.5),
     Goal(336, "regret, p90, %", 2.0, "regret_pct", 0.9),
-    Goal(336, "regret, p99, %", 5.0, "regret_pct", 0.99),
-    Goal(336, "trials, repeats included, mean", 24, "trials"),
-    Goal(336, "end-to-end trials, mean", 10, "end_to_end_trials"),
+    Goal(336, "regret, p99, %", 4.0, "regret_pct", 0.99),
+    Goal(336, "whole runs, largest", 16, "end_to_end_trials", 1.0),
+    Goal(336, "whole runs, mean", 10, "end_to_end_trials"),
     Goal(336, "out of memory, mean", 0.1, "out_of_memory"),
     Goal(2688, "regret, mean, %", 1.5, "regret_pct"),
     Goal(2688, "regret, p90, %", 4.0, "regret_pct", 0.9),
-    Goal(2688, "trials, repeats included, mean", 32, "trials"),
+    Goal(2688, "whole runs, largest", 16, "end_to_end_trials", 1.0),
 )
 
 
@@ -126,7 +129,7 @@ def summarize(scores: Sequence[Score]) -> str:
         f"regret mean {regret.mean():.2f}, median {np.median(regret):.2f}, p90 {_find_quantile(regret, 0.9):.2f}, "
         f"p99 {_find_quantile(regret, 0.99):.2f} %; within {CLOSE_PCT:g} %: {100 * close / len(scores):.0f} % "
         f"({100 * low:.0f} to {100 * high:.0f}); trials {mean['trials']:.1f}, of them end to end "
-        f"{mean['end_to_end_trials']:.1f} and repeats {mean['repeats']:.1f}; out of memory "
+        f"{mean['end_to_end_trials']:.1f} and in turns {mean['turns']:.1f}; out of memory "
         f"{mean['out_of_memory']:.2f} a search"
     )
 
@@ -139,6 +142,8 @@ def judge_goals(n_points: int, scores: Sequence[Score]) -> list[Target]:
         values = _read(scores, goal.metric)
         if goal.quantile is None:
             measured, ci95 = statistics.fmean(values), compute_interval(values) if len(values) > 1 else None
+        elif goal.quantile == 1:
+            measured, ci95 = max(values), None
         else:
             is_median = goal.quantile == 0.5
             measured = statistics.median(values) if is_median else _find_quantile(values, goal.quantile)
@@ -156,8 +161,10 @@ def _list_notes(n_machines: int, known: Sequence[str], recordings: Sequence[Grid
     notes = [
         f"{n_machines} workloads, seeds from {FIRST_SEED}: machines, models and data as benchmarks/_machines.py says",
         "regret: true speed of the recommended plan against the fastest plan below the memory safety limit",
-        "regret_before_ties: the fastest finalist instead, before a tie goes to the smaller batch or the simpler plan",
-        "trials count every process that ran a step or a loader, repeats of the finalists and the user's plan included",
+        "regret_by_error: 0 where that is at most 1 %, which a simpler plan or the user's own may cost by design",
+        "regret_before_restraint: the plan that won the race instead, before changes are taken back",
+        "kept_own: searches that keep the user's own plan though another one is faster by more than 1 %",
+        "trials count every process that ran a step or a loader, those that took turns included",
         "largest_that_fits ends at its own result; all others go through the same last stage as the product",
         f"exhaustive: the first {N_EXHAUSTIVE} workloads of the small grid only",
         "TPE: Optuna's TPESampler at its defaults; a plan it asks twice is run once",

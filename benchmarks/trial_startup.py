@@ -7,6 +7,7 @@ ended then.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ from benchmarks._schema import build_arm, judge
 from fulltilt.config import load_config, plan_of
 from fulltilt.records import TrialRequest, dumps
 from fulltilt.tuner.question.source import resolve_target
-from fulltilt.tuner.trials.process import Zygote, run_trial_process
+from fulltilt.tuner.trials.process import Watch, Zygote
 from fulltilt.tuner.trials.server import PRELOAD
 
 CLAIM = "A trial forked from the running zygote starts at least 10 times sooner than one in a fresh Python."
@@ -97,14 +98,20 @@ def list_ways(request: TrialRequest, zygote: Zygote, folder: Path) -> dict[str, 
 
 def start_with_zygote(request: TrialRequest, zygote: Zygote, log_path: Path) -> Startup:
     """Start a trial as the product does; a zygote that is not running yet is started, and that counts."""
-    watch = Stopwatch()
+    stopwatch = Stopwatch()
 
     def take(progress: Mapping[str, Any]) -> None:
-        if watch.take({"progress": progress}):
-            zygote.send({"do": "kill"})
+        if stopwatch.take({"progress": progress}):
+            assert watch.pid is not None
+            zygote.kill(watch.pid)
 
-    outcome = run_trial_process(request, zygote=zygote, log_path=log_path, on_progress=take)
-    return watch.read(f"{outcome.evidence.message} {outcome.evidence.stderr_tail}")
+    zygote.start()
+    with contextlib.closing(Watch(request, zygote, log_path, take)) as watch:
+        watch.fork()
+        while watch.is_alive:
+            watch.wait()
+    evidence = watch.collect_evidence()
+    return stopwatch.read(f"{evidence.message} {evidence.stderr_tail}")
 
 
 def start_fresh_python(request: TrialRequest, folder: Path) -> Startup:

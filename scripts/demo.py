@@ -21,14 +21,15 @@ from rich.table import Table
 
 from fulltilt.config import load_config
 from fulltilt.report import format_duration
+from fulltilt.report.verdict import describe_verdict
 from fulltilt.stats import compute_interval, decide
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "demo"
 CONFIG = ROOT / "configs" / "digits.yaml"
 DEFAULTS = "PyTorch's defaults"  # what configs/digits.yaml says: no workers, fp32, every switch off
-N_PAIRS = 5  # trainings of each arm, in turn, each with a seed of its own
-MIN_PAIRS, TRAININGS_LIMIT_S = 2, 90.0  # beside other work one pair may take a minute: then fewer are begun
+N_PAIRS = 3  # trainings of each arm, in turn, each with a seed of its own
+MIN_PAIRS, TRAININGS_LIMIT_S = 2, 60.0  # beside other work one pair may take a minute: then fewer are begun
 N_EPOCHS = 25  # enough for what happens once, such as the first step, to weigh little
 SAID = {
     "faster": "the pick is faster",
@@ -46,7 +47,7 @@ def main() -> int:
     shutil.copy(CONFIG, tuned)
 
     say("1. find the fastest safe settings")
-    run("tune", str(CONFIG), "--budget", "45s", "--out", str(OUT / "tune"), "--apply", str(tuned))
+    run("tune", str(CONFIG), "--budget", "75s", "--out", str(OUT / "tune"), "--apply", str(tuned))
 
     say("2. train with PyTorch's defaults and with the pick, in turn")
     if load_config(tuned).digest == load_config(CONFIG).digest:
@@ -62,7 +63,9 @@ def main() -> int:
         for name, config in order if pair % 2 == 0 else reversed(order):
             runs[name].append(train(name, config, seed=pair))
     report(runs)
-    console.print(f"\nreport: {OUT / 'tune' / 'report.html'}\nsettings: {tuned}")
+    verdict = describe_verdict(json.loads((OUT / "tune" / "tune.json").read_text()))
+    console.print(f"\n{verdict}", style="bold", markup=False)
+    console.print(f"report: {OUT / 'tune' / 'report.html'}\nsettings: {tuned}")
     return 0
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+import random
+from collections.abc import Callable, Mapping
 
-from fulltilt.records import Measurement, PhasesMs, Plan, Status, Trial
-from fulltilt.tuner.trials.rows import build_row
+from fulltilt.records import IN_TURNS, Measurement, PhasesMs, Plan, Status, Trial
+from fulltilt.stats import Turns
+from fulltilt.tuner.trials.rows import build_row, build_turns_row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,25 +22,61 @@ class Answer:
     memory_gib: float = 1.0
     spread_pct: float = 1.0  # half the width of the interval
     seconds: float = 1.0
+    stalled_pct: float = 0.0  # of the time of a turn
 
 
 class SimulatedTarget:
-    """Plan → Trial by ``answer``; keeps what it was asked. ``on_call`` comes before each, to count or interrupt."""
+    """Plan → Trial by ``answer``; keeps what it was asked.
 
-    def __init__(self, answer: Callable[[Plan], Answer], *, on_call: Callable[[Plan], None] | None = None):
-        self._answer, self._on_call = answer, on_call
-        self.asked: list[Plan] = []
+    Args:
+        in_turns: How a plan ends that takes turns with others; None: as it does alone.
+        on_call: Comes before each process, to count or interrupt.
+        noise_pct: Standard deviation of what processes of one plan in turns differ by.
+        drift_pct: Of what groups differ by, each plan of a group alike.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[Plan], Answer],
+        *,
+        in_turns: Callable[[Plan], Answer] | None = None,
+        on_call: Callable[[Plan], None] = lambda plan: None,
+        noise_pct: float = 0.0,
+        drift_pct: float = 0.0,
+        seed: int = 0,
+    ):
+        self._answer, self._in_turns, self._on_call = answer, in_turns or answer, on_call
+        self._noise, self._drift, self._rng = noise_pct / 100, drift_pct / 100, random.Random(seed)
+        self.takes_turns, self.waits_passively = True, False
+        self.asked: list[Plan] = []  # each by itself
+        self.groups: list[tuple[Plan, ...]] = []
 
     def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
-        if self._on_call is not None:
-            self._on_call(plan)
+        self._on_call(plan)
         self.asked.append(plan)
         answer = self._answer(plan)
-        if answer.status == "ok":
-            end = {"reason": None, "measurement": _build_measurement(plan, answer)}
-        else:
-            end = {"reason": answer.reason or f"simulated {answer.status}"}
-        return build_row(plan, id=id, why=why, kind=kind, status=answer.status, seconds=answer.seconds, **end)
+        if answer.status != "ok":
+            return _build_failed(plan, answer, id=id, why=why, kind=kind)
+        end = {"status": "ok", "reason": None, "measurement": _build_measurement(plan, answer)}
+        return build_row(plan, id=id, why=why, kind=kind, seconds=answer.seconds, **end)
+
+    def run_group(self, plans: Mapping[str, Plan], *, why: str) -> list[Trial]:
+        self.groups.append(tuple(plans.values()))
+        level, rows = self._rng.gauss(0, self._drift), []
+        for id, plan in plans.items():
+            self._on_call(plan)
+            answer = self._in_turns(plan)
+            if answer.status != "ok":
+                return [_build_failed(plan, answer, id=id, why=why, kind=IN_TURNS)]
+            rate = (answer.samples_per_s or 1.0) * math.exp(level + self._rng.gauss(0, self._noise))
+            turns = Turns(samples_per_s=rate, stalled_pct=answer.stalled_pct)
+            rows.append(build_turns_row(plan, turns, id=id, why=why, seconds=answer.seconds))
+        return rows
+
+
+def _build_failed(plan: Plan, answer: Answer, **asked: str) -> Trial:
+    reason = answer.reason or f"simulated {answer.status}"
+    return build_row(plan, status=answer.status, reason=reason, seconds=answer.seconds, **asked)
 
 
 def _build_measurement(plan: Plan, answer: Answer) -> Measurement:

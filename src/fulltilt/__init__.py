@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Workload", "__version__", "tune"]
 
-_HOMES = {"Workload": "fulltilt.tasks", "tune": "fulltilt.tuner"}
+_HOMES = {"Workload": "fulltilt.tasks", "tune": "fulltilt.cli._notebook"}
 
 
 def __getattr__(name: str) -> Any:

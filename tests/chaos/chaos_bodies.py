@@ -180,21 +180,21 @@ class Child:
         handle, _ = tempfile.mkstemp()
         os.write(handle, b"x")
 
-    # The pipe that answers go through.
+    # The socket that answers go through.
 
-    def close_pipe(self) -> None:
+    def close_link(self) -> None:
         os.closerange(3, 256)
 
     def write_garbage(self, lines: list[str], *, finishes: bool = True) -> None:
         for line in lines:
-            os.write(_find_pipe(), line.encode("latin-1"))
+            os.write(_find_link(), line.encode("latin-1"))
         self.finish() if finishes else os._exit(0)
 
     def flood(self, n_mib: int) -> None:
-        with open(_find_pipe(), "wb", closefd=False) as pipe:
+        with open(_find_link(), "wb", closefd=False) as link:
             for _ in range(n_mib):
-                pipe.write(b"{" * MIB)
-            pipe.write(b"\n")
+                link.write(b"{" * MIB)
+            link.write(b"\n")
         self.finish()
 
     def print_and_finish(self, words: str) -> None:
@@ -248,10 +248,10 @@ def mount_small_shm() -> bool:
     )
 
 
-def _find_pipe() -> int:
-    """The answer pipe, as code finds it that writes to a descriptor by mistake."""
+def _find_link() -> int:
+    """The socket for answers, as code finds it that writes to a descriptor by mistake."""
     for number in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):
-            if number > 2 and stat.S_ISFIFO(os.fstat(number).st_mode):
+            if number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode):
                 return number
-    raise LookupError("no pipe is open")
+    raise LookupError("no socket is open")

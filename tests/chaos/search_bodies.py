@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # from 128 on it runs out of memory
 STARTS = "starts"  # one line a trial process, written before anything else
 
-Answer = Callable[[Mapping[str, Any]], None]
+Answer = Any  # a Link
 
 
 def do(request: Mapping[str, Any], answer: Answer) -> None:
@@ -40,7 +40,17 @@ def do(request: Mapping[str, Any], answer: Answer) -> None:
     if plan["batch_size"] == 16 and plan["num_workers"] == 0:
         return child.act("leave_tracked_memory, send", {"number": 9})
     rate = 100.0 * plan["batch_size"] ** 0.5 + 7 * plan["num_workers"]
-    return child.act("start_family, leave_names, finish", {"rate": rate})
+    if request["kind"] != "turns":
+        return child.act("start_family, leave_names, finish", {"rate": rate})
+    child.start_family()
+    child.act("leave_names", {})
+    answer({"blocks": 0})
+    for number, order in enumerate(answer.take_orders(), start=1):
+        if order == "end":
+            break
+        time.sleep(0.005)
+        answer({"block": {"n_samples": 10, "seconds": 10 / rate, "stalled_s": 0.0}, "blocks": number})
+    return None
 
 
 def main(folder: str) -> None:

@@ -134,10 +134,12 @@ def iterate_inside():
 
 def corrupt_answers():
     garbage = b'42\n{"failure": 7}\n{"measurement": {"samples_per_s": "fast"}}\n\xff{"half\n'
+    n_written = 0
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the listing's own is gone by now
-            if int(path.name) > 2 and os.readlink(path).startswith("pipe:"):
-                os.write(int(path.name), garbage)
+            if int(path.name) > 2 and os.readlink(path).startswith("socket:"):
+                n_written += os.write(int(path.name), garbage)
+    assert n_written, "there is no socket that answers go through"
 
 
 def workload(do=None, data=dataset, loss=None, optimizer=None, model=None):

@@ -1,5 +1,6 @@
 """What the trial processes of the fault tests do beside what those of the chaos run do (``chaos_bodies``)."""
 
+import json
 import os
 import signal
 import subprocess
@@ -22,12 +23,15 @@ def do(request, answer):
 class Child(chaos_bodies.Child):
     """One trial process; each method is an act."""
 
-    def hang_with_company(self, note):
+    def start_company(self):
         """A process in the same session, one that left it, a shared memory name and a temporary file."""
         child, loner = subprocess.Popen(SLEEP), subprocess.Popen(SLEEP, start_new_session=True)
         Path(f"/dev/shm/torch_{os.getpid()}_12345_0").write_bytes(b"x")
         file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115
-        Path(note).write_text(f"{os.getpid()} {child.pid} {loner.pid} {file.name}")
+        return f"{child.pid} {loner.pid} {file.name}"
+
+    def hang_with_company(self, note):
+        Path(note).write_text(f"{os.getpid()} {self.start_company()}")
         time.sleep(600)
 
     def stay_silent(self):
@@ -97,6 +101,13 @@ class Child(chaos_bodies.Child):
         }
         self.answer({"state": state})
 
+    def tell_variables(self, names):
+        """What the server that this process was forked from was started with, and which one that is."""
+        started = dict(pair.split("=", 1) for pair in Path("/proc/self/environ").read_text().split("\0") if pair)
+        with Path(self.request["source"]["base_dir"], "told").open("a") as stream:
+            stream.write(json.dumps([os.getppid(), [started.get(name) for name in names]]) + "\n")
+        self.finish()
+
     def end_by_batch_size(self):
         """64 is fine, 512 is too large, 7 fails."""
         size = self.request["plan"]["batch_size"]
@@ -104,9 +115,53 @@ class Child(chaos_bodies.Child):
             raise MemoryError("no room for batch 512")
         if size == 7:
             raise ValueError("7 is not a batch")
-        self.finish()
+        if self.request["kind"] != "turns":
+            return self.finish()
+        self.answer({"blocks": 0})
+        for number, order in enumerate(self.answer.take_orders(), start=1):
+            if order == "end":
+                break
+            self.answer({"block": {"n_samples": 10, "seconds": 0.01, "stalled_s": 0.0002}, "blocks": number})
+        return None
 
     def tune_inside(self):
         import fulltilt
 
         fulltilt.tune("nowhere:nothing")
+
+    def take_turns(
+        self, note, at=None, then="finish", details=None, has_company=False, rate=1000.0, ends=True, whole=None
+    ):
+        """Blocks of steps until told to end; ``then`` comes in block ``at``, where 0 is before all."""
+        kind = self.request["kind"]
+        words = self.start_company() if has_company and kind == "turns" else ""
+        with Path(note).open("a") as stream:
+            stream.write(f"{kind} {os.getpid()} {words}\n")
+        if kind == "trial":
+            return getattr(self, whole)(**details) if whole else self.finish(rate)
+        if at == 0:
+            getattr(self, then)(**details or {})
+        self.answer({"blocks": 0})
+        for number, order in enumerate(self.answer.take_orders(), start=1):
+            if order == "end":
+                return None if ends else time.sleep(600)
+            if number == at:
+                getattr(self, then)(**details or {})
+            self.answer({"block": {"n_samples": 10, "seconds": 10 / rate, "stalled_s": 0.0}, "blocks": number})
+        return None
+
+    def wait_for(self, path):
+        while not Path(path).exists():
+            time.sleep(0.005)
+
+    def leave_orphan(self, note):
+        """One in a session of its own, whose parent is gone."""
+        if os.fork() == 0:
+            loner = subprocess.Popen(SLEEP, start_new_session=True)
+            Path(note).write_text(f"{loner.pid}")
+            os._exit(0)
+        os.wait()
+
+    def note_and(self, path, act):
+        Path(path).touch()
+        getattr(self, act)()

@@ -155,5 +155,16 @@ def test_a_workload_of_the_users_own_is_tuned_by_its_import_path(tmp_path, call)
     )
     done = run_fulltilt("tune", "my_module:workload", *SMALL_SEARCH, "--exhaustive", "--json", "-", cwd=tmp_path)
     assert json.loads(done.stdout)["picks"]["recommended"]["plan"]["batch_size"] in (32, 64)
+    assert "taken as yours: batch_size 32, AdamW, learning rate 0.001 (fulltilt's defaults)" in done.stderr
     call("train", "my_module:workload", "epochs=1", "--device", "cpu")
     call("check", "my_module:workload", "--device", "cpu")
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: no thread waits for another")
+def test_a_wait_policy_is_in_force_where_the_command_has_a_process_of_its_own_and_otherwise_it_is_said(tmp_path, call):
+    words = ["train", DIGITS, "run.epochs=1", "speed.threads=2", "speed.wait_policy=passive", "--json", "-"]
+    own = json.loads(run_fulltilt(*words, "--out", "own", cwd=tmp_path).stdout)
+    late = json.loads(call(*words, "--out", "late").out)
+    ranks = json.loads(call(*words, "run.n_ranks=2", "run.device=cpu", "--out", "ranks").out)
+    said = ["wait_policy=passive is not in force" in " ".join(each["notes"]) for each in (own, late, ranks)]
+    assert said == [False, True, False]

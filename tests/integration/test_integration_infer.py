@@ -155,6 +155,13 @@ def test_without_a_target_about_the_load_batches_run_back_to_back_and_that_is_al
     assert json.loads((own / "out.json").read_text())["times"] == {}
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: no thread waits for another")
+def test_threads_wait_as_the_plan_says(own):
+    words = ["targets.memory_gib=99", "speed.threads=2", "speed.wait_policy=passive"]
+    document = json.loads(run_check("mine:workload", *words, "--json", "-", cwd=own).stdout)
+    assert document["notes"] == []  # where it is not in force there is one
+
+
 def test_a_model_that_raises_is_told_in_a_line_with_its_log(own):
     done = run_check("mine:broken", "targets.memory_gib=9", "--out", "out", "--json", "out.json", cwd=own, expect=1)
     said = "the model failed while it was measured (ValueError: no head) (log: out/measuring.log)"

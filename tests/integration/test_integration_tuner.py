@@ -16,9 +16,9 @@ import pytest
 import fulltilt
 from fulltilt.errors import NoPlanError, RunFolderError, UsageError
 from fulltilt.levers import default_plan
-from fulltilt.records import Trial, TrialRequest, dumps, loads
+from fulltilt.records import IN_TURNS, Trial, TrialRequest, dumps, loads
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner import PickMade, SearchNoted, SearchStarted, TrialDone, TuneResult, read_schema
+from fulltilt.tuner import PickMade, SearchNoted, SearchStarted, TrialDone, TuneResult, TurnsDone, read_schema
 from fulltilt.tuner.answer.result import write_result
 from fulltilt.tuner.question.source import resolve_target
 
@@ -142,15 +142,22 @@ def test_batches_that_do_not_fit_or_that_the_data_cannot_fill_are_rows_and_still
     assert result.search.n_out_of_memory == 1
 
 
-def test_the_recommended_plan_was_run_again_beside_the_others_and_progress_names_every_row_and_pick(searched):
+def test_the_fastest_took_turns_with_the_settings_as_they_were_and_progress_names_every_row_and_pick(searched):
     result, _, events = searched
-    recommended = result.picks.recommended.trial
-    runs = [row for row in (*result.trials, *result.repeats) if row.plan == recommended.plan]
-    again = [row for row in runs if row.kind in ("repeat", "baseline")]
-    assert len(again) in (2, 3), "two rounds, and a third where they do not tell"
-    assert len(result.picks.recommended.runs_samples_per_s) == len(again)
-    assert recommended.observed["batch_size"] == recommended.plan["batch_size"]
+    picks, groups = result.picks, {row.group for row in result.repeats}
+    assert result.search.n_groups == len(groups) >= 4
+    assert {row.kind for row in result.repeats} == {IN_TURNS}
+    for row in result.repeats:
+        assert (row.status, row.n_steps) == ("ok", 0)
+        assert row.samples_per_s > 0
+        assert 0 <= row.stalled_pct <= 100
+    best = picks.best
+    ran_beside = [{row.plan for row in result.repeats if row.group == group} for group in groups]
+    assert best.gain.n_groups == sum({best.trial.plan, result.user_plan} <= plans for plans in ran_beside)
+    assert picks.recommended.trial.plan == (best.trial.plan if best.gain.verdict == "faster" else result.user_plan)
+    assert best.trial.observed["batch_size"] == best.trial.plan["batch_size"]
     done = [event.trial.id for event in events if isinstance(event, TrialDone)]
+    done += [row.id for event in events if isinstance(event, TurnsDone) for row in event.rows]
     assert {row.id for row in (*result.trials, *result.repeats)} <= set(done)
     assert sum(isinstance(event, SearchStarted) for event in events) == 1
     assert [e.name for e in events if isinstance(e, PickMade)] == ["throughput", "efficiency", "memory", "recommended"]
@@ -169,7 +176,7 @@ def test_the_same_search_again_runs_no_trial_and_comes_with_the_error_where_its_
     with pytest.raises(fulltilt.errors.ResultUnwrittenError, match="no space left for") as ended:
         tune(**GRID, on_event=events.append)
     assert (folder / "out" / "trials.jsonl").read_text() == before
-    assert all(event.is_resumed for event in events if isinstance(event, TrialDone))
+    assert all(event.is_resumed for event in events if isinstance(event, TrialDone | TurnsDone))
     assert ended.value.result.picks == result.picks
 
 
@@ -289,7 +296,7 @@ def test_a_search_killed_half_way_leaves_no_process_and_repeats_no_trial(project
     assert (again.returncode, output) == (0, f"{len(kept)}\n"), errors
     rows = read_rows(project / "out")
     assert rows[: len(kept)] == kept
-    assert [row.plan["batch_size"] for row in rows if row.kind == "end_to_end"] == [8, 16, 32]
+    assert [row.plan["batch_size"] for row in rows if row.kind == "end_to_end"] == [32, 8, 16]
 
 
 def test_an_interrupted_search_ends_its_children_and_keeps_its_rows(project, scratch):

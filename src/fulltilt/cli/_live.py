@@ -1,6 +1,6 @@
 """What a search shows while it runs: a table redrawn in place, or lines where the console cannot be redrawn.
 
-The table holds the last trials, the one that runs, the picks so far and what is left. It is drawn about once a second,
+The table holds the last trials, the one that runs, the fastest so far and what is left. It is drawn once a second,
 since the search measures on this machine. The console draws from a thread of its own, out of tuples that are replaced
 whole and read once a part, so no lock is needed; at worst a frame shows a trial as running a moment after its end.
 """
@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fulltilt.cli import _live_lines as words
-from fulltilt.errors import NoPlanError
-from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial, format_gib
+from fulltilt.records import IN_TURNS, PROBES, Trial, format_gib
 from fulltilt.report import describe_busy, describe_plan, format_duration
-from fulltilt.tuner.picks import recommend
+from fulltilt.tuner.picks.finalists import filter_safe
+from fulltilt.tuner.picks.speed import read_rate
 from fulltilt.tuner.search import progress
 
 N_ROWS = 10  # trials shown at most
@@ -26,12 +26,6 @@ N_OTHER_LINES = 15  # of a frame, beside its rows: head, legend, running trial, 
 WIDE = 130  # columns from which why a trial was chosen stands beside its plan, not under it
 BAR_WIDTH = 20
 LOUD = ("error", "timeout")  # ends that are also said above the table, where they stay
-PICK_NAMES = {
-    "recommended": "recommended",
-    "throughput": "fastest",
-    "efficiency": "most per GiB",
-    "memory": "least memory",
-}
 STAGES = {
     "configured": "building the run",
     "built": "warming up",
@@ -79,8 +73,8 @@ class LiveTable:
         self._running: progress.TrialStarted | None = None
         self._running_since_s = 0.0
         self._stage = ""
-        self._last: progress.TrialDone | None = None
-        self._picks: tuple[tuple[str, Trial], ...] = ()
+        self._last: progress.TrialDone | progress.TurnsDone | None = None
+        self._turns = ""  # the speeds of the last group
         self._started: progress.SearchStarted | None = None
 
     def __call__(self, event: progress.SearchEvent) -> None:
@@ -94,6 +88,9 @@ class LiveTable:
                 self._stage = stage.format(**{"n_steps": 0, "part": "", **event.values})
             case progress.TrialDone():
                 self._take(event)
+            case progress.TurnsDone():
+                user_plan = self._started.user_plan if self._started else None
+                self._last, self._running, self._turns = event, None, words.describe_group(event, user_plan)
             case progress.TrialCut():
                 self._running = None
         if said := words.describe_event(event):
@@ -106,9 +103,6 @@ class LiveTable:
             self._console.print(said, style=words.STATUS_STYLES[trial.status], markup=False)
         self._trials = (*self._trials, trial)
         self._last, self._running = event, None
-        if trial.kind in WHOLE_RUNS:
-            user_plan, room_gib = (s.user_plan, s.memory_room_gib) if (s := self._started) else (None, None)
-            self._picks = _choose_picks(self._trials, user_plan, room_gib)
 
     def build_frame(self) -> Group:
         """Build the table as it stands, in the console's width and height."""
@@ -119,7 +113,7 @@ class LiveTable:
         return Group(
             *([_build_table(shown, is_wide=is_wide)] if shown else []),
             *([_fit(legend, "dim")] if legend else []),
-            *("", *self._build_running(), "", *self._build_picks(), self._build_left()),
+            *("", *self._build_running(), "", *self._build_fastest(), self._build_left()),
         )
 
     def _build_running(self) -> Iterator[Text]:
@@ -128,22 +122,25 @@ class LiveTable:
             idle = "between two trials" if self._started else "reading the workload in a process of its own"
             yield Text(f"▸ {idle}", "dim")
             return
-        part = f"{event.kind} probe" if event.kind in PROBES else f"whole run{words.KINDS.get(event.kind, '')}"
+        if event.kind == IN_TURNS:
+            yield _fit(f"▸ in turns for {format_duration(self._clock() - self._running_since_s)}: {event.why}", "bold")
+            return
+        part = f"{event.kind} probe" if event.kind in PROBES else "whole run"
         seconds = format_duration(self._clock() - self._running_since_s)
         yield _fit(f"▸ {event.id} runs for {seconds}: {part}, {self._stage}", "bold")
         yield _fit(f"  {describe_plan(event.plan)}")
         yield _fit(f"  {event.why}", "dim")
 
-    def _build_picks(self) -> Iterator[Text]:
-        """Build the picks as they would be if the search ended now; a plan that is several of them stands once."""
-        picks = self._picks
-        for index, trial in enumerate({trial.id: trial for _, trial in picks}.values()):
-            titles = ", ".join(PICK_NAMES[name] for name, picked in picks if picked.id == trial.id)
-            memory = trial.device_memory_peak_gib
-            size = f", {format_gib(memory)}" if memory is not None else ""
-            text = _fit(f"{titles} so far: ", "green" if index else "bold green")
-            yield text.append(f"{trial.id}, {words.describe_rate(trial)} samples/s{size}", style="not bold")
-            yield _fit(f"  {describe_plan(trial.plan)}", "green")
+    def _build_fastest(self) -> Iterator[Text]:
+        """Build the fastest whole run so far that may be recommended, and the speeds of the last group in turns."""
+        whole = [trial for trial in self._trials if trial.status == "ok" and trial.kind not in PROBES]
+        fine = filter_safe(whole, self._started.memory_room_gib if self._started else None)
+        if fine:
+            fastest = max(fine, key=read_rate)
+            yield _fit(f"fastest so far: {fastest.id}, {words.describe_rate(fastest)} samples/s", "bold green")
+            yield _fit(f"  {describe_plan(fastest.plan)}", "green")
+        if self._turns:
+            yield _fit(self._turns, "dim")
 
     def _build_left(self) -> Text:
         last = self._last
@@ -168,30 +165,12 @@ def _build_table(trials: tuple[Trial, ...], *, is_wide: bool) -> Table:
         memory_gib = words.read_memory_gib(trial) if is_ok else None
         memory = "" if memory_gib is None else format_gib(memory_gib)
         part = f"{words.PROBE_NAMES[trial.kind]}: " if is_probe else ""
-        plan = Text(f"{part}{describe_plan(trial.plan)}{words.KINDS.get(trial.kind, '')}")
+        plan = Text(f"{part}{describe_plan(trial.plan)}")
         why = Text(((trial.why if is_ok else trial.reason) or "").partition("\n")[0], "dim")
         texts = [plan, why] if is_wide else [plan.append("\n").append_text(why)]
         style = words.STATUS_STYLES[trial.status] if not is_ok else "dim" if is_probe else ""
         table.add_row(trial.id, rate, memory, *texts, style=style)
     return table
-
-
-def _choose_picks(
-    trials: tuple[Trial, ...], user_plan: Plan | None, memory_room_gib: float | None
-) -> tuple[tuple[str, Trial], ...]:
-    """Return (name, row) of the picks by the rules that decide at the end; nothing before a whole run ended well."""
-    table, _ = recommend.merge_repeats(trials)
-    try:
-        picks = recommend.pick(
-            table,
-            user_plan=user_plan or table[0].plan,
-            memory_limit_gib=memory_room_gib,
-            memory_safety_pct=100.0,  # the room has its distance from the limit already
-            runs=[trial for trial in trials if trial.kind in WHOLE_RUNS],
-        )
-    except NoPlanError:
-        return ()
-    return tuple((name, pick.trial) for name in PICK_NAMES if (pick := getattr(picks, name)) is not None)
 
 
 def _fit(text: str, style: str = "") -> Text:

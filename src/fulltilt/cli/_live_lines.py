@@ -1,31 +1,52 @@
 """What a search says while it runs, in lines: for a pipe, a log, a terminal that cannot be redrawn."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from fulltilt.records import PROBES, Trial, format_gib
-from fulltilt.report import describe_plan, explain_mark, format_duration, format_throughput, mark_busy
-from fulltilt.tuner.search.progress import SearchEvent, SearchNoted, SearchStarted, TrialCut, TrialDone
+from fulltilt.records import BUSY_PCT, PROBES, Plan, Trial, format_gib, format_rate
+from fulltilt.report import describe_plan, format_duration, format_throughput, mark_busy
+from fulltilt.report.table import BUSY_MARK
+from fulltilt.tuner.search.progress import SearchEvent, SearchNoted, SearchStarted, TrialCut, TrialDone, TurnsDone
 
-KINDS = {"repeat": " (side by side)", "baseline": " (the settings as they were)"}
 PROBE_NAMES = {"device": "step alone", "loader": "loader alone", "memory": "of tensors, estimated"}
+LINE_WIDTH = 160  # of a trial's line: what it does not hold is in the run folder
 STATUS_STYLES = {"ok": "green", "out_of_memory": "yellow", "skipped": "dim", "error": "red", "timeout": "red"}
 
 
 class SearchLines:
-    """Writes the events of a search to a console: a line or two for each trial that was run."""
+    """Writes the events of a search to a console: a line for each trial that was run, and for each group in turns."""
 
     def __init__(self, console: Console):
         self._console = console
+        self._user_plan: Plan | None = None
+        self._is_mark_explained = False
 
     def __call__(self, event: SearchEvent) -> None:
+        if isinstance(event, SearchStarted):
+            self._user_plan = event.user_plan
         if isinstance(event, TrialDone):
             if not event.is_resumed:
-                self._console.print(_build_line(event), soft_wrap=True)
+                line = _build_line(event)
+                self._console.print(line, soft_wrap=True)
+                self._explain_mark(line)
+        elif isinstance(event, TurnsDone):
+            if not event.is_resumed:
+                self._console.print(_build_group_line(event, self._user_plan), soft_wrap=True)
         elif said := describe_event(event):
             self._console.print(said, style="" if isinstance(event, SearchStarted) else "yellow", markup=False)
+
+    def _explain_mark(self, line: Text) -> None:
+        """Say what the mark of a busy machine means, under the first line that has it."""
+        if self._is_mark_explained or f" {BUSY_MARK} samples/s" not in line.plain:
+            return
+        self._is_mark_explained = True
+        said = (
+            f"{BUSY_MARK} a busy machine's figure: some task waited for a core more than {BUSY_PCT:.0f} % of the time"
+        )
+        self._console.print(f"      {said}", style="dim", markup=False)
 
 
 class RowCount:
@@ -41,6 +62,8 @@ class RowCount:
                 self._n_rows, self._folder = event.n_resumed, event.folder
             case TrialDone() if not event.is_resumed:
                 self._n_rows = (self._n_rows or 0) + 1
+            case TurnsDone() if not event.is_resumed:
+                self._n_rows = (self._n_rows or 0) + len(event.rows)
 
     def describe_kept(self) -> str:
         """Return what an interruption leaves, in words."""
@@ -53,12 +76,37 @@ class RowCount:
 
 
 def _build_line(event: TrialDone) -> Text:
-    """Build a trial's figures, with dim words for why it was run and for what is left."""
+    """Build a trial's figures, with dim words for what is left; plan and reason are cut to what fits between."""
     trial = event.trial
     is_dim = trial.kind in PROBES and trial.status == "ok"
-    line = Text(_describe_trial(trial), style="dim" if is_dim else STATUS_STYLES[trial.status])
-    said = [part for part in (trial.why, explain_mark(read_row(trial)), describe_left(event)) if part]
-    return Text.assemble(line, (f"  · {' · '.join(said)}", "dim"))
+    figures, *more = _describe_trial(trial)
+    return _fit_line(figures, [*more, trial.why or ""], event, style="dim" if is_dim else STATUS_STYLES[trial.status])
+
+
+def _build_group_line(event: TurnsDone, user_plan: Plan | None) -> Text:
+    return _fit_line(f"      {describe_group(event, user_plan)}", [event.rows[0].why or ""], event)
+
+
+def _fit_line(figures: str, more: Sequence[str], event: TrialDone | TurnsDone, *, style: str = "") -> Text:
+    """Build one line of what was measured, what else there is to say of it, and what is left."""
+    left = f"  · {describe_left(event, is_short=True)}"
+    figures = _cut(figures, LINE_WIDTH - len(left))
+    words = _cut("".join(f"  · {part}" for part in more if part), LINE_WIDTH - len(left) - len(figures))
+    return Text.assemble((figures, style), (words + left, "dim"))
+
+
+def _cut(text: str, width: int) -> str:
+    text = text.partition("\n")[0]
+    return text if len(text) <= width else f"{text[: max(0, width - 1)]}…"[:width]
+
+
+def describe_group(event: TurnsDone, user_plan: Plan | None = None) -> str:
+    """Return the speeds of a group, or what failed: ``in turns: 12,160, 9,210 (yours) samples/s``."""
+    failed = [row for row in event.rows if row.status != "ok"]
+    if failed:
+        return "; ".join(f"{row.status.replace('_', ' ')} in turns: {row.reason}" for row in failed)
+    rates = [f"{format_rate(row.samples_per_s or 0.0)}{' (yours)' * (row.plan == user_plan)}" for row in event.rows]
+    return f"in turns: {', '.join(rates)} samples/s"
 
 
 def describe_event(event: SearchEvent) -> str | None:
@@ -74,19 +122,20 @@ def describe_event(event: SearchEvent) -> str | None:
     return None
 
 
-def _describe_trial(trial: Trial) -> str:
-    """Return rate, memory and plan of a whole run; of a probe also which part of the step it measured."""
-    is_probe, plan = trial.kind in PROBES, describe_plan(trial.plan) + KINDS.get(trial.kind, "")
+def _describe_trial(trial: Trial) -> tuple[str, ...]:
+    """Return rate and memory, or how it failed, then the plan; of a probe also which part of the step it measured."""
+    is_probe, plan = trial.kind in PROBES, describe_plan(trial.plan)
     name = f"{trial.id:>4}  " + (f"{trial.kind} probe" if is_probe else "")
     if trial.status != "ok":
-        return f"{name}{', ' if is_probe else ''}{trial.status.replace('_', ' ')}: {plan}\n      {trial.reason}"
+        end = f"{', ' if is_probe else ''}{trial.status.replace('_', ' ')}: "
+        return f"{name}{end}{(trial.reason or '').partition(chr(10))[0]}", plan
     memory_gib = read_memory_gib(trial)
     memory = "" if memory_gib is None else format_gib(memory_gib)
     if not is_probe:
-        return f"{name}{describe_rate(trial):>18} samples/s  {memory and memory + '  '}{plan}"
+        return f"{name}{describe_rate(trial):>18} samples/s  {memory}".rstrip(), plan
     row = read_row(trial) | {"samples_per_s_ci95": None}
     rate = "" if trial.samples_per_s is None else f"{mark_busy(format_throughput(row), row)} samples/s"
-    return f"{name}: {', '.join(filter(None, (rate, memory))) or 'no figure'} {PROBE_NAMES[trial.kind]}, {plan}"
+    return f"{name}: {', '.join(filter(None, (rate, memory))) or 'no figure'} {PROBE_NAMES[trial.kind]}", plan
 
 
 def describe_rate(trial: Trial) -> str:
@@ -106,9 +155,16 @@ def read_memory_gib(trial: Trial) -> float | None:
     return trial.memory_allocated_peak_gib if trial.kind == "memory" else trial.device_memory_peak_gib
 
 
-def describe_left(event: TrialDone) -> str:
-    """Return ``3 of at most 12 trials, at most about 1 min left``; without the time before there is a pace."""
+def describe_left(event: TrialDone | TurnsDone, *, is_short: bool = False) -> str:
+    """Return ``3 of at most 12 trials, at most about 1 min left``; without the time before there is a pace.
+
+    Args:
+        is_short: Return ``3 of 12, at most 1 min left``.
+    """
     if event.n_done >= event.n_planned:  # the last one, or a noisy machine's search that looks on
         return f"{event.n_done} trials"
-    left = f", at most about {format_duration(event.seconds_left)} left" if event.seconds_left is not None else ""
+    seconds = "" if event.seconds_left is None else f"{format_duration(event.seconds_left)} left"
+    if is_short:
+        return f"{event.n_done} of {event.n_planned}{seconds and f', at most {seconds}'}"
+    left = seconds and f", at most about {seconds}"
     return f"{event.n_done} of at most {event.n_planned} trials{left}"

@@ -81,6 +81,16 @@ def read_config(args: argparse.Namespace) -> Config:
     return config_for_object(source, words) if is_import_path(source) else load_config(source, words)
 
 
+def read_config_to_train(args: argparse.Namespace) -> Config:
+    """Load the configuration, and set what its levers want in the environment of a process that loads torch later."""
+    from fulltilt.config import plan_of
+    from fulltilt.levers import list_environment, set_before_torch
+
+    config = read_config(args)
+    set_before_torch(list_environment(plan_of(config)))
+    return config
+
+
 def list_train_words(args: argparse.Namespace, source: str) -> list[str]:
     """Return the ``fulltilt train`` arguments that reproduce the configuration in ``args``."""
     flags = {"--data-path": args.data_path, "--device": args.device}

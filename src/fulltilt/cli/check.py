@@ -7,7 +7,7 @@ from fulltilt.cli._shared import (
     add_memory_limit_argument,
     add_workload_arguments,
     build_console,
-    read_config,
+    read_config_to_train,
     read_memory_limit_bytes,
     write_json,
 )
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config, memory_limit_bytes = read_config(args), read_memory_limit_bytes(args)
+    config, memory_limit_bytes = read_config_to_train(args), read_memory_limit_bytes(args)
     from fulltilt.engine.build.builder import check_device
     from fulltilt.engine.check.checklist import run_checks
     from fulltilt.engine.ranks.world import plan_devices

@@ -1,31 +1,143 @@
-"""``fulltilt compare A B``: print what differs between two results, and which figures by more than their spread."""
+"""``fulltilt compare A B``: hold two results against each other, or train two configurations in turns and measure."""
+
+from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._shared import build_console, write_json
+from fulltilt.cli._shared import build_console, is_import_path, write_json
+from fulltilt.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fulltilt.config import Config
+    from fulltilt.stats import Comparison
+
+SUFFIXES = (".yaml", ".yml")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Two results of different workloads (another model, data set or device; of two searches another optimizer, "
-        "too) are put side by side without differences in percent, and those of two machines without a verdict; the "
-        "first lines say so. Two trainings may differ in their recipe, optimizer included: their training time to the "
-        "quality that both reached says which is better. Refused with exit code 2 are two kinds of result, two "
-        "benchmarks, another version of the format, and a file that is not whole. A and B are geometric means of a "
-        "plan's runs side by side, as in the choice of tune, whose tables show the median run; of a training's folder "
-        "they are means over its epochs."
+        "Two configurations are trained in short turns until it is decided which is faster; B may be key=value words "
+        "instead, which change A. Two results are read: those of different workloads (another model, data set or "
+        "device; of two searches another optimizer, too) are put side by side without differences in percent, and "
+        "those of two machines without a verdict. Two trainings may differ in their recipe, optimizer included: their "
+        "training time to the quality that both reached says which is better. Refused with exit code 2 are two kinds "
+        "of result, two benchmarks, another version of the format, and a file that is not whole."
     )
-    parser.add_argument("a", metavar="A", help="a result: what --json wrote, a benchmark's file, or a run folder")
-    parser.add_argument("b", metavar="B", help="another one of the same kind")
-    parser.add_argument("--json", metavar="F", help="write the comparison as JSON (- for stdout)")
+    add = parser.add_argument
+    add("a", metavar="A", help="a configuration (YAML file or module:object); or a result: a file, or a run folder")
+    add("b", nargs="+", metavar="B", help="another one of the same kind, or key=value words that change A")
+    add("--device", metavar="auto|cuda|cpu", help="device to train on (run.device of the configurations)")
+    add("--budget", metavar="60s", help="wall time of the turns (default 60s); it ends sooner where that decides")
+    add("--json", metavar="F", help="write the comparison as JSON (- for stdout)")
 
 
 def run(args: argparse.Namespace) -> int:
+    if is_configuration(args.a):
+        return compare_measured(args)
+    if len(args.b) > 1 or is_configuration(args.b[0]) or is_setting(args.b[0]):
+        raise UsageError(
+            f"{args.a} is a result, and {' '.join(args.b)} is none; give two results or two configurations"
+        )
+    if flags := [flag for flag, value in (("--device", args.device), ("--budget", args.budget)) if value is not None]:
+        raise UsageError(f"{' and '.join(flags)} are for configurations, which are measured now; {args.a} is a result")
+    return compare_results(args)
+
+
+def is_configuration(source: str) -> bool:
+    """Return whether ``source`` names something to train, as opposed to a result."""
+    return Path(source).suffix.lower() in SUFFIXES or is_import_path(source)
+
+
+def is_setting(word: str) -> bool:
+    """Return whether a word changes a setting: ``key=value``, where no file has that name."""
+    return "=" in word and not is_configuration(word) and not Path(word).exists()
+
+
+def compare_measured(args: argparse.Namespace) -> int:
+    """Train both in turns, and say which is faster."""
+    from fulltilt.config import parse_duration_s
+    from fulltilt.records import encode
+    from fulltilt.tuner.comparing import LIMIT_S, compare_configs
+
+    (a, b), names = _read_configs(args)
+    limit_s = LIMIT_S if args.budget is None else parse_duration_s(args.budget)
+    console = build_console(to_stderr=args.json == "-")
+    with console.status("starting both") as status:
+        begin_s = time.monotonic()
+
+        def tell(known: Comparison) -> None:
+            low, high = known.ci_pct
+            so_far = f"B {known.gain_pct:+.1f} % ({low:+.0f} to {high:+.0f})" if known.n_groups > 1 else "measuring"
+            took = f"{time.monotonic() - begin_s:.0f} of at most {limit_s:.0f} s"
+            status.update(f"{known.n_groups} groups of fresh processes, {took}: {so_far}")
+
+        result = compare_configs(a, b, names=names, limit_s=limit_s, on_group=tell)
+    document = encode(result)
+    write_json(args.json, document)
+    print_comparison(console, document)
+    return 0
+
+
+def _read_configs(args: argparse.Namespace) -> tuple[tuple[Config, Config], tuple[str, str]]:
+    from fulltilt.config import config_for_object, load_config
+
+    device = [f"run.device={args.device}"] if args.device else []
+
+    def load(source: str, words: list[str]) -> Config:
+        read = config_for_object if is_import_path(source) else load_config
+        return read(source, [*words, *device])
+
+    first = args.b[0]
+    is_change = is_setting(first)
+    if not is_change and not is_configuration(first):
+        raise UsageError(f"{args.a} is a configuration, and {first} is none; give another one, or key=value words")
+    source, words = (args.a, args.b) if is_change else (first, args.b[1:])
+    names = args.a, " ".join(args.b)
+    return (load(args.a, []), load(source, words)), names
+
+
+def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
+    """Print the sentence, both speeds as bars, and what differs."""
+    from fulltilt.records import format_rate
+    from fulltilt.report.gain import draw_bar, say_gain
+    from fulltilt.report.table import format_value
+
+    a, b, comparison = document["a"], document["b"], document["comparison"]
+    how = "groups of fresh processes that took turns" if document["takes_turns"] else "rounds of whole processes"
+    took = f"{comparison['n_groups']} {how}, {document['seconds']:.0f} s"
+    sentence = f"{say_gain(comparison, 'B', 'A')}; {took}."
+    console.print(sentence[0].upper() + sentence[1:], style="bold")
+    rate = a["samples_per_s"]
+    reach = [rate * (1 + pct / 100) for pct in comparison["ci_pct"]]
+    scale = max(rate, b["samples_per_s"], *(end for end in reach if end < 10 * rate))
+    for key, side, interval in (("A", a, ()), ("B", b, reach)):
+        shown = rate * (1 + comparison["gain_pct"] / 100) if key == "B" else rate
+        console.print(f"{key}  {draw_bar(shown, scale, interval)}  {format_rate(shown):>9} samples/s  {side['name']}")
+    if not document["differences"]:
+        console.print("   no setting differs: this is how far the same training is from itself", style="dim")
+    for key, (mine, theirs) in document["differences"].items():
+        console.print(f"   {key}: {format_value(mine)} → {format_value(theirs)}", style="dim")
+    if comparison["verdict"] == "undecided":
+        console.print("next: a longer --budget, or a quieter machine")
+    if document["waits_passively"]:
+        console.print("the machine was busy: both were measured with threads that sleep while they wait (wait_policy)")
+    elif document["stalled_pct"] >= 1:
+        console.print(f"the machine was busy: {document['stalled_pct']:.0f} % of the time went into steps that stalled")
+
+
+def compare_results(args: argparse.Namespace) -> int:
+    """Print what differs between two results, and which figures by more than their spread."""
     from fulltilt.report import compare_text as words
     from fulltilt.report.compare import compare_sides
     from fulltilt.report.compare_sides import read_side
 
-    document = compare_sides(read_side(args.a), read_side(args.b))
+    document = compare_sides(read_side(args.a), read_side(args.b[0]))
     write_json(args.json, document)
     console = build_console(to_stderr=args.json == "-")
     for line in words.describe_sides(document):

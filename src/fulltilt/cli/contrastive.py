@@ -12,7 +12,7 @@ from fulltilt.cli._shared import (
     check_at_least,
     describe_saved,
     note_interruption,
-    read_config,
+    read_config_to_train,
     show_progress,
     write_json,
 )
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = read_config(args)
+    config = read_config_to_train(args)
     for flag, smallest in (("--probe-epochs", 1), ("--cluster-epochs", 1), ("--clusters", 2)):
         check_at_least(args, flag, smallest)
     if not 0 < args.clear_share <= 1:

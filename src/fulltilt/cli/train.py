@@ -13,7 +13,7 @@ from fulltilt.cli._shared import (
     build_console,
     describe_saved,
     note_interruption,
-    read_config,
+    read_config_to_train,
     read_memory_limit_bytes,
     write_json,
 )
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = read_config(args)
+    config = read_config_to_train(args)
     if args.profile_data:
         return run_data_profile(config, json_to=args.json)
     if args.profile_steps is not None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import json
+import shlex
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,9 +16,11 @@ from fulltilt.cli._shared import (
     add_memory_limit_argument,
     add_workload_arguments,
     build_console,
+    is_import_path,
     list_train_words,
     note_interruption,
     read_config,
+    resolve_config_argument,
     write_json,
 )
 from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError, TrainingError, UsageError
@@ -49,7 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--verify", action="store_true", help="train the settings as they were and the pick in turn, compare quality")
     add("--verify-pairs", type=int, metavar="N", help="trainings of each (default 3)")
     add("--verify-epochs", type=int, metavar="N", help="their length (default run.epochs)")
-    add("--apply", metavar="FILE", help="write the recommended settings into this YAML file")
+    add(
+        "--apply", metavar="FILE", help="write the recommended settings into this YAML file, where their gain is proven"
+    )
+    add("--apply-unproven", action="store_true", help="write the fastest settings, though their gain is not proven")
+    add(
+        "--verbose",
+        action="store_true",
+        help="print every row, the rules of the picks and all notes before the verdict",
+    )
+    add("--quiet", action="store_true", help="the result in one sentence, nothing else")
     add("--out", metavar="DIR", help="run folder (default runs/tune/NAME); the same search resumes there")
     add("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
@@ -59,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.cli._live_lines import RowCount
     from fulltilt.tuner.answer.apply import check_target
 
+    if args.quiet and args.verbose:
+        raise UsageError("--quiet and --verbose ask for opposites; give one")
     if args.apply:  # a file that cannot be written into is said before the search, not after it
         check_target(args.apply, searched=config)
     _check_verify(args)
@@ -72,10 +88,10 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     from fulltilt.cli._live import show_search
     from fulltilt.records.run_folder import hold_folder
     from fulltilt.tuner import tune
-    from fulltilt.tuner.answer.result import RESULT_FILES, write_result
+    from fulltilt.tuner.answer.result import PAGE_FILE, RESULT_FILES, write_result
 
     console = build_console(to_stderr=args.json == "-")
-    with show_search(console) as view:
+    with contextlib.nullcontext(lambda event: None) if args.quiet else show_search(console) as view:
 
         def tell(event: SearchEvent) -> None:
             count(event)
@@ -113,15 +129,20 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
         except StorageError as error:
             unwritten = error
     document = result.to_document()
-    print_result(console, document)
+    if args.verbose:
+        print_details(console, document)
     write_json(args.json, result.to_json_text())
+    applied = apply_picked(args, result, config) if args.apply and unwritten is None else []
+    files = ", ".join([str(folder / PAGE_FILE), *(name for name in RESULT_FILES if name != PAGE_FILE)])
+    how = "" if args.apply else suggest_apply(args, result, config)
+    print_verdict(console, document, files="" if unwritten else files, apply=how, args=args)
+    if applied and not args.quiet:
+        console.print()
+    _print_lines(console, applied[:1] if args.quiet else applied)
     if unwritten is not None:
         raise unwritten
-    console.print("files: " + ", ".join(str(folder / name) for name in RESULT_FILES))
-    if args.apply:
-        print_applied(console, result, args.apply, config)
-        if read_config(args).digest != config.digest:
-            console.print("· the same command now searches from these settings: it needs another --out")
+    if args.apply and not args.quiet and read_config(args).digest != config.digest:
+        console.print("· the same command now searches from these settings: it needs another --out")
     return 0
 
 
@@ -143,8 +164,8 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
     from fulltilt.tuner.answer.apply import plan_changes
     from fulltilt.tuner.answer.verify import N_PAIRS, VERIFY_FOLDER, run_verification
 
-    settings = plan_changes(result, config, searched=config).values
-    if not settings or result.picks.recommended.trial.plan == result.user_plan:
+    settings = plan_changes(result, config, result.picks.best, searched=config).values
+    if not settings or result.picks.best.trial.plan == result.user_plan:
         return _without_verification(result, "the recommended plan is the user's own: there is nothing to compare")
 
     folder, start_s = Path(result.folder or ".") / VERIFY_FOLDER, time.monotonic()
@@ -152,6 +173,8 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
     def tell(arm: str, seed: int, n_done: int, n_planned: int) -> None:
         each_s = (time.monotonic() - start_s) / max(n_done, 1)
         left = f", about {format_duration(each_s * (n_planned - n_done))} left" if n_done else f"; logs in {folder}"
+        if args.quiet:
+            return
         console.print(f"verify: training {n_done + 1} of {n_planned}, {arm}, seed {seed}{left}", style="dim")
 
     try:
@@ -176,9 +199,37 @@ def _without_verification(result: TuneResult, reason: str) -> TuneResult:
     return dataclasses.replace(result, notes=notes, null_reasons={**result.null_reasons, "verification": reason})
 
 
-def print_result(console: Console, document: Mapping[str, Any]) -> None:
-    """Print the table, the picks and the notes, for people."""
-    from fulltilt.report.outcome import describe_outcome
+def print_verdict(
+    console: Console, document: Mapping[str, Any], *, files: str, apply: str, args: argparse.Namespace
+) -> None:
+    """Print the screen that ends a search, the verdict first; of it only that where ``--quiet`` was given."""
+    from fulltilt.report.verdict import build_screen, describe_verdict
+
+    if args.quiet:
+        console.print(describe_verdict(document), soft_wrap=True)
+        return
+    source = " ".join(list_train_words(args, resolve_config_argument(args)))
+    first, *rest = build_screen(document, files=files, apply=apply, source=source)
+    console.print()
+    console.print(first, style="bold", soft_wrap=True)
+    for line in rest:
+        console.print(line, soft_wrap=True)
+
+
+def suggest_apply(args: argparse.Namespace, result: TuneResult, config: Config) -> str:
+    """Return the command that writes the settings into the configuration's own file, or trains with them."""
+    from fulltilt.tuner.answer.apply import plan_changes
+
+    source = resolve_config_argument(args)
+    if not is_import_path(source):
+        return f"the same command with --apply {source}"
+    settings = plan_changes(result, config, result.picks.recommended, searched=config).values
+    words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return " ".join(["fulltilt", "train", *list_train_words(args, source), *map(shlex.quote, words)])
+
+
+def print_details(console: Console, document: Mapping[str, Any]) -> None:
+    """Print the table, the picks with their rules, and the notes."""
     from fulltilt.report.summary import (
         PICK_TITLES,
         describe_advice,
@@ -187,27 +238,22 @@ def print_result(console: Console, document: Mapping[str, Any]) -> None:
         describe_pick,
         describe_same_pick,
         describe_search,
-        describe_verification,
     )
     from fulltilt.report.table import build_trials_table
+    from fulltilt.report.verdict import describe_epoch
 
     def print_section(title: str, lines: Iterable[str | None]) -> None:
         told = [line for line in lines if line]
         if told:
             console.print(f"\n{title}", style="bold")
-            _print_lines(console, told)
+            _print_lines(console, [f"· {line}" for line in told])
 
     console.print()
     console.print(build_trials_table(document["trials"], marked=_mark_picks(document), width=console.width))
     legend = describe_marks(document)
     if legend:
         console.print(legend, style="dim")
-    outcome = [
-        *describe_outcome(document),
-        describe_verification(document),
-        describe_search(document),
-    ]
-    print_section("What it comes to", outcome)
+    print_section("Search", [describe_search(document), *describe_epoch(document)])
     shown: dict[str, Mapping[str, Any]] = {}
     for name, title in PICK_TITLES.items():
         pick = document["picks"].get(name)
@@ -233,28 +279,23 @@ def _mark_picks(document: Mapping[str, Any]) -> dict[str, str]:
 
 def _print_lines(console: Console, lines: Iterable[str]) -> None:
     for line in lines:
-        console.print(f"· {line}", soft_wrap=not console.is_terminal)
+        style = "green" if line.startswith("+") else "red" if line.startswith("-") else ""
+        console.print(line, style=style, soft_wrap=not console.is_terminal)
 
 
-def _name_doubt(result: TuneResult) -> str:
-    """Return what keeps the pick from being a proven gain over settings that ran as they were; "" where it is one."""
-    if result.baseline is None or result.baseline.status != "ok":
-        return ""
-    if result.savings is None:
-        return ", though too few runs were made to tell it from the settings as they were"
-    is_proven = result.savings.verdict != "no gain"
-    return "" if is_proven else ", though this search could not prove that it is faster than the settings as they were"
-
-
-def print_applied(console: Console, result: TuneResult, path: str, searched: Config) -> None:
+def apply_picked(args: argparse.Namespace, result: TuneResult, searched: Config) -> list[str]:
+    """Write the pick into the file where it is proven, or asked for all the same; return what to say of it."""
     from fulltilt.tuner.answer.apply import apply_result
 
-    applied = apply_result(result, path, searched=searched)
-    if applied.diff:
-        console.print(f"\nwritten into {path}{_name_doubt(result)}:")
-    else:
-        console.print(f"{path} holds the recommended settings already, as far as they apply to it")
-    for line in applied.diff.splitlines():
-        style = "green" if line.startswith("+") else "red" if line.startswith("-") else "dim"
-        console.print(f"  {line}", style=style)
-    _print_lines(console, [f"{path}: {note}" for note in applied.notes])
+    path, picks = args.apply, result.picks
+    pick = picks.best if args.apply_unproven else picks.recommended
+    doubt = "no gain is proven" if picks.unproven is not None else ""
+    if result.verification is not None and result.verification.verdict == "learns worse":
+        doubt = "the fastest plan learned worse"
+    if doubt and not args.apply_unproven:
+        return [f"{path} stays as it is: {doubt} (--apply-unproven writes the best other plan all the same)"]
+    applied = apply_result(result, path, pick=pick, searched=searched)
+    notes = [f"{path}: {note}" for note in applied.notes]
+    if not applied.diff:
+        return [f"{path} holds the recommended settings already, as far as they apply to it", *notes]
+    return [f"written into {path}{f', though {doubt}' if doubt else ''}:", *applied.diff.splitlines(), *notes]

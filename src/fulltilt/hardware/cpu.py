@@ -9,6 +9,7 @@ from typing import Literal
 
 from fulltilt.hardware._files import Root, parse_table, read_text
 from fulltilt.hardware.cgroup import read_cpu_quota_cores
+from fulltilt.levers.thread_affinity import list_cores
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +66,7 @@ def count_usable_cores(root: Root = "/") -> int:
 
     A quota of 1.5 cores counts as 1: what runs past the quota is paused by the kernel.
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(list_cores()) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = read_cpu_quota_cores(root)
     return max(1, allowed if quota is None else min(allowed, int(quota)))
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fulltilt.config import Config, parse_call
+from fulltilt.config import Config, parse_call, plan_of
 from fulltilt.engine.checkpoints.files import find_checkpoint
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import list_rank_devices, read_machine, resolve_device
@@ -27,6 +27,7 @@ from fulltilt.infer.targets import (
     plan_targets,
 )
 from fulltilt.infer.training import RESULTS, describe_training, find_training, run_training
+from fulltilt.levers import list_environment
 from fulltilt.records import VERSION, Machine, decode, encode
 from fulltilt.records.run_folder import RunFolder, append_line, read_lines
 
@@ -144,7 +145,8 @@ def run_check(
         "load": encode(plan.load),
         "weights": None if weights is None else str(weights),
     }
-    measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress)
+    environment = list_environment(plan_of(config))
+    measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress, environment=environment)
     figures = decode(Figures, measured["figures"])
     load = dataclasses.replace(plan.load, n_requests=len(figures.response_s))
     judged = tuple(judge(target, figures, load) for target in plan.targets)

@@ -22,9 +22,16 @@ LOG_TAIL_CHARS = 65536  # an aborted process prints the stacks of all threads af
 
 
 def run_measuring(
-    request: Mapping[str, Any], *, log_path: Path, on_progress: Callable[[int, int], None]
+    request: Mapping[str, Any],
+    *,
+    log_path: Path,
+    on_progress: Callable[[int, int], None],
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Run ``request`` in a process of its own and return what it measured. The process is gone when this returns.
+
+    Args:
+        environment: Variables that it has beside those of this process.
 
     Raises:
         UsageError: the configuration cannot be measured.
@@ -45,6 +52,7 @@ def run_measuring(
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(sender,),
+                env={**os.environ, **(environment or {})},
                 start_new_session=True,  # Ctrl-C is for this process, which then ends that one
             )
             try:

@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fulltilt.levers._environment import set_before_torch
 from fulltilt.levers._interval import read_interval
 from fulltilt.levers._spec import STAGES, Facts, Lever, PlanValues, Setup, Stage
 from fulltilt.records import Plan
@@ -49,6 +50,12 @@ def compute_plan_digest(plan: PlanValues) -> str:
     catalogue = load_catalogue()
     changed = {name: v for name, v in plan.items() if name not in catalogue or v != catalogue[name].default}
     return Plan(changed).digest
+
+
+def list_environment(plan: PlanValues) -> dict[str, str]:
+    """List the variables that a process has to have before it loads torch, where this plan is to be in force."""
+    catalogue = load_catalogue()
+    return {n: text for name, value in plan.items() for n, text in catalogue[name].environment(value).items()}
 
 
 def find_obstacles(plan: PlanValues, facts: Facts) -> list[str]:

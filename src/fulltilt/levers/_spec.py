@@ -43,6 +43,7 @@ class Facts:
     transforms: Literal["none", "pipeline", "own"] | None = None  # of the training set: "own" is a user's callable
     is_held: bool | None = None  # the training set lies in host memory as it is; placement stream reads it there
     n_ranks: int = 1  # processes that train together and divide each micro-batch
+    n_threads: int | None = None  # of one operator on the CPU, as torch starts
     n_blocks_mixed: int | None = None  # blocks in a window of block shuffle, None where that is a full shuffle
 
 
@@ -53,7 +54,7 @@ class Setup:
     environment: process-wide switches of torch. loader: ``loader_options`` (keywords of DataLoader) and
     ``worker_options``. model: ``model`` in place or replaced, already on the device. compile: ``forward``.
     optimizer: ``optimizer``, already built. step: ``autocast_dtype``, ``scaler``, ``input_memory_format``.
-    loop: ``accumulate``, ``epoch_hooks``, step hooks of ``optimizer``.
+    loop: ``accumulate``, ``epoch_hooks``, ``exit_hooks``, step hooks of ``optimizer``.
     """
 
     device: Any  # torch.device
@@ -67,6 +68,7 @@ class Setup:
     input_memory_format: Any = None  # torch.memory_format for 4-d inputs
     accumulate: int = 1
     epoch_hooks: list[Callable[[int], None]] = dataclasses.field(default_factory=list)  # told an epoch as it starts
+    exit_hooks: list[Callable[[], None]] = dataclasses.field(default_factory=list)  # called when the run has ended
     loader: Any = None  # the DataLoader, once built: for observe
     notes: list[str] = dataclasses.field(default_factory=list)  # fallbacks taken, said to the user
     # What the first step saw, and what levers keep for themselves: for observe.
@@ -102,6 +104,8 @@ class Lever:
     default: Any = False  # PyTorch's own behaviour
     unit: str | None = None  # of the value, None for a switch
     restart: bool = False  # whether the value can only change with a new process
+    # Variables of a value that a process has to have before it loads torch.
+    environment: Callable[[Any], Mapping[str, str]] = lambda value: {}
     # Values worth trying on this machine when the user names none, cheapest first.
     candidates: Callable[[Facts], Sequence[Any]] = lambda facts: (False,)
     # Values that change what is learned where the others do not; never among ``candidates``.

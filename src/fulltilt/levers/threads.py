@@ -4,16 +4,22 @@ import functools
 
 from fulltilt.levers._spec import Count, Facts, Lever, PlanValues, Setup
 
+NAME = "threads"
 MAX_THREADS = 4096
 _TOO_MANY = f"at most {MAX_THREADS:,} threads: OpenMP ends the process where it cannot start as many"
 
 
 @functools.cache
-def _read_initial_threads() -> int:
+def read_initial_threads() -> int:
     """Read the thread count before any plan changes it: what ``null`` goes back to."""
     import torch
 
     return torch.get_num_threads()
+
+
+def count_threads(plan: PlanValues, facts: Facts) -> int:
+    """Count the threads of one operator: the plan's, else torch's own, at most one a core."""
+    return plan.get(NAME) or min(facts.n_threads or facts.n_cores_usable, facts.n_cores_usable)
 
 
 def _candidates(facts: Facts) -> tuple[int | None, ...]:
@@ -31,7 +37,7 @@ def _remark(value: int, plan: PlanValues, facts: Facts) -> str | None:
 def _apply(setup: Setup, value: int | None) -> None:
     import torch
 
-    initial = _read_initial_threads()
+    initial = read_initial_threads()
     torch.set_num_threads(initial if value is None else value)
 
 
@@ -42,8 +48,8 @@ def _observe(setup: Setup) -> int:
 
 
 LEVER = Lever(
-    name="threads",
-    key="speed.threads",
+    name=NAME,
+    key=f"speed.{NAME}",
     type=Count,
     default=None,
     unit="threads",

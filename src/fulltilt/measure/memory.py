@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from fulltilt.hardware import read_process_tree, read_process_tree_memory, read_rss_bytes, read_status_bytes
+from fulltilt.levers.thread_affinity import leave_core
 
 _GIB = 2**30
 _GROWTH = 1.005  # a rise of the resident set below 0.5 % does not call for a full reading
@@ -107,6 +108,7 @@ class MemoryMeter:
 
         Costs are CPU time of this thread: on a busy machine wall time would stretch the pauses for nothing.
         """
+        leave_core()  # of the thread that trains, where that is pinned
         pid, tree, largest_bytes, may_look_s, must_look_s, pause_s = os.getpid(), (), 0, 0.0, 0.0, 0.0
         while True:
             done = self._halt.wait(pause_s)

@@ -23,8 +23,9 @@ from fulltilt.records.plan import Plan
 from fulltilt.records.sizes import format_bytes, format_gib
 from fulltilt.records.trial import (
     BUSY_PCT,
+    IN_TURNS,
     PROBES,
-    WHOLE_RUNS,
+    WHOLE_RUN,
     Status,
     Trial,
     TrialRequest,

@@ -208,13 +208,13 @@ def open_atomic(path: Path) -> Iterator[BinaryIO]:
             raise
 
 
-def append_line(path: Path, line: str) -> None:
-    """Append one line and sync it to the disk. A torn line left by a crash is cut off first.
+def append_line(path: Path, *lines: str) -> None:
+    """Append a line, or several as one, and sync them to the disk. A torn line left by a crash is cut off first.
 
     Raises:
-        StorageError: no space; what this call wrote of the line is taken back.
+        StorageError: no space; what this call wrote of the lines is taken back.
     """
-    if "\n" in line:
+    if any("\n" in line for line in lines):
         raise ValueError("a journal line must not hold a line break")
     # Unbuffered: a buffer would write its rest once more when the file is closed after a failure.
     with contextlib.ExitStack() as stack:
@@ -223,7 +223,7 @@ def append_line(path: Path, line: str) -> None:
         stream = stack.enter_context(path.open("ab+", buffering=0))
         end = drop_torn_line(stream)
         try:
-            rest = line.encode() + b"\n"
+            rest = b"".join(line.encode() + b"\n" for line in lines)
             while rest:
                 rest = rest[stream.write(rest) :]
             os.fsync(stream.fileno())

@@ -8,8 +8,11 @@ from fulltilt.records.plan import Plan
 
 Status = Literal["ok", "out_of_memory", "timeout", "error", "skipped"]
 
-WHOLE_RUNS = ("end_to_end", "repeat", "baseline")
-"""Kinds of trial that run the training step with its loader; only these are picked from."""
+WHOLE_RUN = "end_to_end"
+"""The kind of trial that runs the training step with its loader, an evaluation and a checkpoint."""
+
+IN_TURNS = "repeat"
+"""The kind of row that has the speed of a plan whose process took turns with those of others, and no other figure."""
 
 BUSY_PCT = 50.0
 """``cpu_pressure_pct`` above which a row's figures are those of a busy machine."""
@@ -75,9 +78,10 @@ class Trial(Figures):
     status: Status
     reason: str | None = None
     why: str | None = None  # why the search chose this trial
-    kind: str = "end_to_end"  # of WHOLE_RUNS or PROBES
-    comparison: str | None = None  # of repeats: which plans ran side by side
-    round: int | None = None  # of a comparison, from 1; one that was broken off is begun anew under the next number
+    predicted_samples_per_s: float | None = None  # by the search's models before the run; of whole runs that they chose
+    kind: str = "end_to_end"  # WHOLE_RUN, IN_TURNS or one of PROBES
+    group: int | None = None  # of rows in turns: those of one group lived at the same time; from 1
+    stalled_pct: float | None = None  # of rows in turns: of the time, that of steps over five times as long as usual
     n_devices: int = 1
     batch_size_per_device: int = 0
     effective_batch_size: int = 0

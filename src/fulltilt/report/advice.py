@@ -88,17 +88,14 @@ def name_lever(lever: str, value: Any) -> str:
     return f"{lever} {'yes' if value is True else value}"
 
 
-def describe_effect(effect_pct: float, ci95_pct: Interval | None, noise_pct: float) -> str:
+def describe_effect(effect_pct: float, ci95_pct: Interval | None) -> str:
     """Say how two runs differ; the interval is of the blocks inside one run each, not of several runs."""
     spread = ""
     if ci95_pct is not None:
         spread = f" ({ci95_pct[0]:+.1f} to {ci95_pct[1]:+.1f} % by the blocks of one run each)"
         if ci95_pct[0] <= 0 <= ci95_pct[1]:
             return f"made no difference that shows: {effect_pct:+.1f} %{spread}"
-    said = f"was {abs(effect_pct):.1f} % {'slower' if effect_pct < 0 else 'faster'}{spread}"
-    if abs(effect_pct) <= noise_pct:
-        said += f", less than the {noise_pct:.0f} % that runs of one plan lay apart"
-    return said
+    return f"was {abs(effect_pct):.1f} % {'slower' if effect_pct < 0 else 'faster'}{spread}"
 
 
 def describe_tried(row: Trial, others: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
-"""Draw charts as inline SVG: no script, no font, no file beside the page. Colours come from the page's CSS variables.
+"""Draw charts that are as wide as the page: inline SVG whose places across are percentages, so text keeps its size.
 
-Every mark carries a ``<title>``, so that a pointer resting on it shows the exact figure.
+No script, no font, no file beside the page; colours come from the page's CSS variables. Every mark carries a
+``<title>``, so that a pointer resting on it shows the exact figure.
 """
 
 import dataclasses
@@ -8,29 +9,37 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-Scale = Callable[[float], float]  # a figure → its place in the drawing
-
-WIDTH, HEIGHT = 640, 320
-LEFT, RIGHT, TOP, BOTTOM = 68, 16, 12, 44
-MAX_LIMIT_SHARE = 3
+HEIGHT = 280  # of a plot, in pixels; titles and ticks stand outside of it
+ROW_HEIGHT = 22  # of the drawing in a row of dots or bars
 MAX_SERIES = 6  # more lines than colours cannot be told apart
 MAX_MARKS = 40  # points of a line; with more the marks hide it
-BAR_PITCH = 24
+MAX_OVER = 2.0  # times the largest figure: an interval that reaches further is cut there
 N_TICKS = 5
 EMPTY = '<p class="note">nothing was measured</p>'
-_COLOURS = tuple(f"var(--c{i})" for i in range(MAX_SERIES))
+COLOURS = tuple(f"var(--c{i})" for i in range(MAX_SERIES))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A point of a line, with its interval where it has one."""
+    """A point of a plot; one that has a name is ringed, and the name stands beside it."""
 
     x: float
     y: float
-    low: float | None = None
-    high: float | None = None
     label: str = ""
-    marked: bool = False  # the recommended one
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Dot:
+    """A row of a dot chart: a figure with its interval, and the single runs it comes from."""
+
+    label: str
+    figure: str  # in words
+    value: float
+    detail: str = ""
+    interval: tuple[float, float] | None = None
+    runs: Sequence[float] = ()
+    marked: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,42 +47,34 @@ class Bar:
     """A stacked bar."""
 
     label: str
+    figure: str
     parts: Mapping[str, float]  # name → value, in drawing order
-    marked: bool = False
 
 
-def build_line_chart(
-    series: Mapping[str, Sequence[Point]], *, x_title: str, y_title: str, limit: float | None = None
-) -> str:
-    """Draw lines over a base-2 logarithmic x axis, with intervals as whiskers and a limit where that is near."""
-    points = [point for line in series.values() for point in line]
-    if not points:
-        return EMPTY
-    top = max(point.y if point.high is None else point.high for point in points)
-    if limit is not None and limit > MAX_LIMIT_SHARE * top:
-        limit = None  # so far away that drawing it would press the lines flat
-    ticks = compute_ticks(max(top, limit or 0.0))
-    scale_y = _scale_y(0.0, ticks[-1])
-    xs = sorted({point.x for point in points})
-    low, high = math.log2(xs[0]), math.log2(xs[-1])
-    inner, is_one = WIDTH - LEFT - RIGHT - 32, low == high
+class Axis:
+    """Places figures between round ticks."""
 
-    def scale_x(x: float) -> float:
-        return (LEFT + WIDTH - RIGHT) / 2 if is_one else LEFT + 16 + (math.log2(x) - low) / (high - low) * inner
+    def __init__(self, values: Sequence[float], *, is_log: bool = False):
+        self._place: Callable[[float], float] = math.log if is_log else float
+        compute = compute_log_ticks if is_log else compute_ticks_between
+        self.ticks = compute(min(values), max(values))
+        self._low, self._high = self._place(self.ticks[0]), self._place(self.ticks[-1])
 
-    out = [_grid(ticks, scale_y, y_title), _x_axis([(scale_x(x), f"{x:g}") for x in xs], x_title)]
-    if limit is not None:
-        y = scale_y(limit)
-        out += [_rule("limit", LEFT, WIDTH - RIGHT, y, y), _text("tick end", WIDTH - RIGHT, y - 5, "limit")]
-    for colour, line in zip(_COLOURS, series.values(), strict=False):
-        out.append(_line(sorted(line, key=lambda p: p.x), scale_x, scale_y, colour))
-    return _svg(out, f"{y_title} by {x_title}") + _legend(list(series))
+    def share(self, value: float) -> float:
+        """Return 0 at the first tick, 1 at the last; a figure beyond them lies at the edge."""
+        return min(max((self._place(value) - self._low) / (self._high - self._low), 0.0), 1.0)
+
+    def x(self, value: float) -> str:
+        return f"{100 * self.share(value):.2f}%"
+
+    def y(self, value: float) -> str:
+        return f"{HEIGHT * (1 - self.share(value)):.1f}"
 
 
 def build_curve_chart(
     groups: Mapping[str, Sequence[Sequence[Point]]], *, x_title: str, y_title: str, is_log: bool = False
 ) -> str:
-    """Draw several lines a group, in the group's colour, over a linear x axis; the y axis spans what was measured.
+    """Draw several lines a group, in the group's colour, from 0 on the x axis; the y axis spans what was measured.
 
     Args:
         is_log: A logarithmic y axis, where every figure is above 0.
@@ -81,48 +82,136 @@ def build_curve_chart(
     points = [point for lines in groups.values() for line in lines for point in line]
     if not points:
         return EMPTY
-    x_max = max(point.x for point in points) or 1.0
-    x_ticks = [tick for tick in compute_ticks(x_max) if tick <= x_max * (1 + 1e-9)]
-    low, high = min(point.y for point in points), max(point.y for point in points)
-    is_log = is_log and low > 0
-    y_ticks = compute_log_ticks(low, high) if is_log else compute_ticks_between(low, high)
-    scale_y = _scale_y(y_ticks[0], y_ticks[-1], is_log=is_log)
-    inner = WIDTH - LEFT - RIGHT - 16
+    x, y = (
+        Axis([0.0, *(p.x for p in points)]),
+        Axis([p.y for p in points], is_log=is_log and min(p.y for p in points) > 0),
+    )
+    drawn = ""
+    for colour, lines in zip(COLOURS, groups.values(), strict=False):
+        drawn += "".join(_line(line, x, y, colour) + _marks(line, x, y, colour) for line in lines)
+    return _plot(drawn, x, y, x_title, y_title) + _legend(list(groups))
 
-    def scale_x(x: float) -> float:
-        return LEFT + x / x_max * inner
 
-    out = [_grid(y_ticks, scale_y, y_title), _x_axis([(scale_x(x), _number(x)) for x in x_ticks], x_title)]
-    for colour, lines in zip(_COLOURS, groups.values(), strict=False):
-        out += [_line(line, scale_x, scale_y, colour) for line in lines]
-    return _svg(out, f"{y_title} by {x_title}") + _legend(list(groups))
+def build_scatter_chart(
+    points: Sequence[Point],
+    *,
+    x_title: str,
+    y_title: str,
+    limits: Mapping[str, float] | None = None,
+    is_equal: bool = False,
+) -> str:
+    """Draw points, with vertical limits by name.
+
+    Args:
+        is_equal: Both axes are the same, and a line shows where x equals y.
+    """
+    if not points:
+        return EMPTY
+    both = [figure for p in points for figure in (p.x, p.y)] if is_equal else []
+    x, y = Axis([*both, *(limits or {}).values(), *(p.x for p in points)]), Axis([*both, *(p.y for p in points)])
+    under = f'<line x1="0%" y1="{HEIGHT}" x2="100%" y2="0" class="same"/>' if is_equal else ""
+    for number, (name, limit) in enumerate((limits or {}).items()):
+        under += _rule("limit", x.x(limit)) + _text("tick end", x.x(limit), 12 + 16 * number, name, ' dx="-6"')
+    return _plot(under + _marks(points, x, y, COLOURS[0]), x, y, x_title, y_title)
+
+
+def build_dot_chart(
+    dots: Sequence[Dot], *, x_title: str, rule: float | None = None, format_tick: Callable[[float], str] | None = None
+) -> str:
+    """Draw a row for each figure, with its interval as a line and single runs as small dots, on one scale.
+
+    Args:
+        rule: A figure that all are held against, drawn through all rows.
+    """
+    if not dots:
+        return EMPTY
+    figures = [figure for dot in dots for figure in (dot.value, *dot.runs)] + ([] if rule is None else [rule])
+    reach = MAX_OVER * max(map(abs, figures))
+    ends = [min(max(end, -reach), reach) for dot in dots for end in dot.interval or ()]
+    x = Axis([*figures, *ends])
+    rows = []
+    for dot in dots:
+        drawn = "".join(_rule("grid", x.x(tick)) for tick in x.ticks) + (
+            "" if rule is None else _rule("zero", x.x(rule))
+        )
+        if dot.interval:
+            low, high = map(x.x, dot.interval)
+            drawn += f'<line x1="{low}" x2="{high}" y1="11" y2="11" class="reach"/>'
+        drawn += "".join(f'<circle cx="{x.x(run)}" cy="11" r="2.5" class="run"/>' for run in dot.runs)
+        title = f"<title>{escape(f'{dot.label}: {dot.figure}')}</title>"
+        drawn += f'<circle cx="{x.x(dot.value)}" cy="11" r="5.5" class="dot">{title}</circle>'
+        rows.append(_row(dot.label, dot.figure, drawn, detail=dot.detail, marked=dot.marked))
+    return _rows("dots", rows, x, x_title, format_tick or _number)
 
 
 def build_bar_chart(bars: Sequence[Bar], *, x_title: str, colours: Mapping[str, str]) -> str:
-    """Draw horizontal stacked bars, one a row of the table; ``colours`` maps every part to a CSS colour."""
+    """Draw stacked bars below one another; ``colours`` maps every part to a CSS colour."""
     if not bars:
         return EMPTY
-    ticks = compute_ticks(max(sum(bar.parts.values()) for bar in bars))
-    left = 16 + max(7 * max(len(bar.label) for bar in bars), 40)
-    height = TOP + BAR_PITCH * len(bars) + BOTTOM
-    scale = (WIDTH - left - RIGHT) / ticks[-1]
-    out = []
-    for tick in ticks:
-        x = left + tick * scale
-        out.append(_rule("grid", x, x, TOP, height - BOTTOM))
-        out.append(_text("tick mid", x, height - BOTTOM + 16, _number(tick)))
-    for row, bar in enumerate(bars):
-        y, x = TOP + BAR_PITCH * row + 4, float(left)
-        out.append(_text("tick end strong" if bar.marked else "tick end", left - 8, y + 12, bar.label))
+    x = Axis([0.0, *(sum(bar.parts.values()) for bar in bars)])
+    rows = []
+    for bar in bars:
+        drawn, begin = "", 0.0
         for name, value in bar.parts.items():
-            title = escape(f"{bar.label}: {name} {value:.3g} ms")
-            out.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{max(value * scale, 0):.1f}" height="16" '
-                f'fill="{colours[name]}"><title>{title}</title></rect>'
+            title = escape(f"{bar.label}: {name.replace('_', ' ')} {value:.3g}")
+            size = f'x="{x.x(begin)}" width="{100 * x.share(value):.2f}%" y="1" height="20"'
+            drawn += f'<rect {size} fill="{colours[name]}"><title>{title}</title></rect>'
+            begin += value
+        rows.append(_row(bar.label, bar.figure, drawn))
+    return _rows("bars", rows, x, x_title, _number) + _legend(
+        [name.replace("_", " ") for name in colours], list(colours.values())
+    )
+
+
+def _row(label: str, figure: str, drawn: str, *, detail: str = "", marked: bool = False) -> str:
+    said = f"<b>{escape(label)}</b> <span>{escape(detail)}</span>"
+    kind = "row marked" if marked else "row"
+    svg = f'<svg height="{ROW_HEIGHT}" aria-hidden="true">{drawn}</svg>'
+    return f'<div class="{kind}"><div>{said}</div><em>{escape(figure)}</em>{svg}</div>'
+
+
+def _rows(kind: str, rows: Sequence[str], x: Axis, x_title: str, format_tick: Callable[[float], str]) -> str:
+    ticks = "".join(_text("tick mid", x.x(tick), 12, format_tick(tick)) for tick in x.ticks)
+    ticks += _text("axis mid", "50%", 30, x_title)
+    return f'<div class="{kind}">{"".join(rows)}<div class="row"><svg height="36">{ticks}</svg></div></div>'
+
+
+def _plot(drawn: str, x: Axis, y: Axis, x_title: str, y_title: str) -> str:
+    out = [_text("axis", "0", -10, y_title, ' dx="-48"')]
+    for tick in y.ticks:
+        at = y.y(tick)
+        out.append(f'<line x1="0%" x2="100%" y1="{at}" y2="{at}" class="grid"/>')
+        out.append(_text("tick end", "0", float(at) + 4, _number(tick), ' dx="-8"'))
+    out += [_text("tick mid", x.x(tick), HEIGHT + 18, _number(tick)) for tick in x.ticks]
+    out.append(_text("axis mid", "50%", HEIGHT + 36, x_title))
+    label = escape(f"{y_title} by {x_title}")
+    return f'<div class="plot"><svg height="{HEIGHT}" role="img" aria-label="{label}">{"".join(out)}{drawn}</svg></div>'
+
+
+def _line(points: Sequence[Point], x: Axis, y: Axis, colour: str) -> str:
+    """Draw a line in a square that is stretched to the plot: lines of several points know no percentages."""
+    path = " ".join(f"{x.share(p.x):.4f},{1 - y.share(p.y):.4f}" for p in points)
+    width = 1.5 if len(points) > MAX_MARKS else 2
+    line = f'<polyline points="{path}" stroke="{colour}" stroke-width="{width}"/>'
+    return f'<svg viewBox="0 0 1 1" preserveAspectRatio="none" width="100%" height="{HEIGHT}">{line}</svg>'
+
+
+def _marks(points: Sequence[Point], x: Axis, y: Axis, colour: str) -> str:
+    """Draw points; of a dense line invisibly, for the pointer to find the exact figure.
+
+    The name of the first that has one stands on its left, so that two which are close can be read.
+    """
+    fill, out = "transparent" if len(points) > MAX_MARKS else colour, ""
+    first = next((p for p in points if p.name), None)
+    for p in sorted(points, key=lambda p: bool(p.name)):
+        at = f'cx="{x.x(p.x)}" cy="{y.y(p.y)}"'
+        out += f'<circle {at} r="4.5" fill="{fill}"><title>{escape(p.label)}</title></circle>'
+        if p.name:
+            kind, dx = ("name end", -12) if x.share(p.x) > (0.2 if p is first else 0.8) else ("name", 12)
+            out += f'<circle {at} r="9" class="ring"/>' + _text(
+                kind, x.x(p.x), float(y.y(p.y)) + 4, p.name, f' dx="{dx}"'
             )
-            x += value * scale
-    out.append(_text("axis mid", (left + WIDTH - RIGHT) / 2, height - 8, x_title))
-    return _svg(out, x_title, height=height) + _legend(list(colours), list(colours.values()))
+    return out
 
 
 SMALLEST = 1e-300  # below it a fifth of a figure may be 0
@@ -158,64 +247,20 @@ def compute_log_ticks(low: float, high: float) -> list[float]:
     return ticks[begin : max(end, begin + 1) + 1]
 
 
-def _line(points: Sequence[Point], scale_x: Scale, scale_y: Scale, colour: str) -> str:
-    path = " ".join(f"{scale_x(p.x):.1f},{scale_y(p.y):.1f}" for p in points)
-    is_dense = len(points) > MAX_MARKS  # then a mark is only where the pointer finds the exact figure
-    width, fill = (1.5, "transparent") if is_dense else (2, colour)
-    out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"/>']
-    for p in points:
-        x, y = scale_x(p.x), scale_y(p.y)
-        if p.low is not None and p.high is not None:
-            ends = f'y1="{scale_y(p.low):.1f}" y2="{scale_y(p.high):.1f}"'
-            out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" {ends} stroke="{colour}" stroke-width="1.5" opacity=".6"/>')
-        ring = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" class="ring"/>' if p.marked else ""
-        title = f"<title>{escape(p.label)}</title>"
-        out.append(f'{ring}<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}">{title}</circle>')
-    return "".join(out)
+def _rule(kind: str, x: str) -> str:
+    return f'<line x1="{x}" x2="{x}" y1="0" y2="100%" class="{kind}"/>'
 
 
-def _scale_y(bottom: float, top: float, *, is_log: bool = False) -> Scale:
-    place: Scale = math.log if is_log else float
-    low, high = place(bottom), place(top)
-    return lambda value: HEIGHT - BOTTOM - (place(value) - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
+def _text(kind: str, x: str, y: float, text: str, more: str = "") -> str:
+    return f'<text x="{x}" y="{y:.1f}" class="{kind}"{more}>{escape(text)}</text>'
 
 
-def _grid(ticks: Sequence[float], scale_y: Scale, title: str) -> str:
-    out = []
-    for tick in ticks:
-        y = scale_y(tick)
-        out += [_rule("grid", LEFT, WIDTH - RIGHT, y, y), _text("tick end", LEFT - 8, y + 4, _number(tick))]
-    middle = (TOP + HEIGHT - BOTTOM) / 2
-    return "".join(out) + _text("axis mid", 14, middle, title, f' transform="rotate(-90 14 {middle:.0f})"')
-
-
-def _x_axis(ticks: Sequence[tuple[float, str]], title: str) -> str:
-    out, last = [], -math.inf
-    for x, text in ticks:
-        if x - last > 8 * len(text) + 6:  # labels that would touch are left out
-            out.append(_text("tick mid", x, HEIGHT - BOTTOM + 18, text))
-            last = x
-    return "".join(out) + _text("axis mid", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, title)
-
-
-def _rule(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:
-    return f'<line x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}" class="{kind}"/>'
-
-
-def _text(kind: str, x: float, y: float, text: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}"{more}>{escape(text)}</text>'
-
-
-def _legend(names: Sequence[str], colours: Sequence[str] = _COLOURS) -> str:
+def _legend(names: Sequence[str], colours: Sequence[str] = COLOURS) -> str:
     if len(names) < 2:
         return ""
     pairs = zip(names, colours, strict=False)
     items = (f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in pairs)
     return f'<p class="legend">{"".join(items)}</p>'
-
-
-def _svg(parts: Sequence[str], label: str, height: int = HEIGHT) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
 def _number(value: float) -> str:

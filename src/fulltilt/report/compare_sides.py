@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fulltilt.errors import UsageError, strip_control_codes
-from fulltilt.records import VERSION, WHOLE_RUNS
+from fulltilt.records import IN_TURNS, VERSION
 from fulltilt.records.run_folder import read_lines
 from fulltilt.records.settings import flatten_settings
 from fulltilt.report.quality import Curve, find_direction
@@ -47,7 +47,7 @@ class Figure:
         unit_of_replication: What a repetition is: "run in a process of its own", "epoch of one run".
         n_runs: Runs the samples come from; with one, they say nothing about how runs differ.
         better: Which direction is better; None where that is not known.
-        shown: The value that the search itself shows, of its median run; None where it is no figure of a search.
+        shown: The value that the search's own table shows, of one whole run; None where it is no figure of a search.
 
     Raises:
         ValueError: a sample is not a finite number.
@@ -183,7 +183,7 @@ def _find_kind(path: Path, document: Any) -> Kind:
 def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:
     machine = document["machine"]
     ok = [row for row in (*document["trials"], *document.get("repeats", ())) if row["status"] == "ok"]
-    rows = [row for row in ok if row.get("samples_per_s") and row.get("kind", WHOLE_RUNS[0]) in WHOLE_RUNS]
+    rows = [row for row in ok if row.get("samples_per_s")]
     picks = {name: pick for name, pick in document["picks"].items() if pick}
     rates = {row["id"]: row["samples_per_s"] for row in rows}
     if changed := [name for name, pick in picks.items() if rates.get(pick["id"]) != pick["samples_per_s"]]:
@@ -193,7 +193,6 @@ def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:
         by_plan.setdefault(json.dumps(row["plan"], sort_keys=True), []).append(row["samples_per_s"])
     plans = {name: pick["plan"] for name, pick in picks.items()}
     first_picks = sorted(picks, key=lambda name: name != "recommended")
-    noise_pct = document["search"].get("noise_pct")
     return Side(
         path=str(path),
         kind="tune",
@@ -204,7 +203,6 @@ def _read_tune(path: Path, document: Mapping[str, Any]) -> Side:
         plans=plans | {"settings as they were": document.get("user_plan") or {}},
         figures=tuple(figure for name in first_picks for figure in _read_pick(name, picks[name], rows, document)),
         rates_by_plan={plan: statistics.median(rates) for plan, rates in by_plan.items()},
-        notes=() if noise_pct is None else (f"runs of one plan lay {noise_pct:.1f} % apart in this search",),
     )
 
 
@@ -213,18 +211,15 @@ def _read_pick(
 ) -> Iterator[Figure]:
     """Yield speed, memory and, for the recommended plan, time of an epoch, run by run.
 
-    Where a plan was measured again, the run that made it a finalist does not count: it was chosen for being fast. Those
-    count that ran side by side with the pick's own row: the ones that the search picked by.
+    Where a plan took turns with others, the run that made it a finalist does not count: it was chosen for being fast.
     """
-    own = [row for row in rows if row["plan"] == pick["plan"]] or [pick]
-    own = [row for row in own if row.get("kind", WHOLE_RUNS[0]) != WHOLE_RUNS[0]] or own
-    own = [row for row in own if row.get("comparison") == pick.get("comparison")] or [pick]
+    turns = [row for row in rows if row["plan"] == pick["plan"] and row.get("kind") == IN_TURNS]
+    own = turns or [pick]
     rates, rate = tuple(row["samples_per_s"] for row in own), pick["samples_per_s"]
     shared: dict[str, Any] = {"unit_of_replication": "run in a process of its own", "n_runs": len(own)}
     yield Figure(name=f"{name}: samples_per_s", samples=rates, better="higher", shown=rate, **shared)
-    if memory := tuple(gib for row in own if (gib := read_memory_gib(row))):
-        shown = read_memory_gib(pick)
-        yield Figure(name=f"{name}: memory_gib", samples=memory, better="lower", shown=shown, **shared)
+    if memory_gib := read_memory_gib(pick):
+        yield Figure(name=f"{name}: memory_gib", samples=(memory_gib,), better="lower", shown=memory_gib, **ONE_RUN)
     estimate_s = (document.get("epoch_seconds") or {}).get("estimate")
     if name == "recommended" and estimate_s and rate:
         n_samples = document["workload"].get("n_samples") or estimate_s * rate

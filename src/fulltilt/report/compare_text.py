@@ -60,7 +60,7 @@ def describe_remarks(document: Document) -> list[str]:
 
 
 def _describe_shown(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Name the figures that the searches themselves show where those here are others: a mean beside a median run."""
+    """Name the figures that the searches themselves show where those here are others: turns beside one run."""
     parts: dict[tuple[str, str], list[str]] = {}
     for row in figures:
         shown = (row["shown_a"], row["shown_b"])
@@ -70,8 +70,8 @@ def _describe_shown(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if parts:
         said = "; ".join(f"{figure} {values} ({', '.join(picks)})" for (figure, values), picks in parts.items())
         yield (
-            f"tune itself shows the median run of a plan, of two the slower: {said}. A and B are, as where tune "
-            "chooses, geometric means of a plan's runs side by side"
+            f"the tables of tune show a plan's whole run: {said}. A and B are geometric means of its turns, by which "
+            "tune decides"
         )
 
 

@@ -1,13 +1,13 @@
-"""Build the page of a search from its JSON document: one file, no script, nothing fetched."""
+"""Build the page of a search from its JSON document: one file, nothing fetched; its script only sorts the table."""
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any
 
+from fulltilt.levers import load_catalogue
 from fulltilt.records import format_bytes, format_gib
-from fulltilt.report.charts import MAX_SERIES, Bar, Point, build_bar_chart, build_curve_chart, build_line_chart
-from fulltilt.report.outcome import describe_outcome
 from fulltilt.report.summary import (
     PICK_TITLES,
     Document,
@@ -24,67 +24,111 @@ from fulltilt.report.summary import (
     read_recommended,
 )
 from fulltilt.report.table import (
-    SHORT_NAMES,
+    Column,
     Row,
     build_columns,
     describe_busy,
     format_throughput,
-    format_value,
     mark_busy,
     read_memory_gib,
-    select_levers,
 )
+from fulltilt.report.tune_charts import (
+    FIGURES,
+    draw_finalists,
+    draw_verification,
+    list_finalists,
+    name_sides,
+    say_speedup,
+)
+from fulltilt.report.verdict import (
+    describe_epoch,
+    describe_learning_rate,
+    describe_noise,
+    describe_saving,
+    describe_verdict,
+    list_next,
+)
+from fulltilt.stats.alternation import CONFIDENCE
 
-MAX_BARS = 24
-
-PHASE_COLOURS = {
-    "data_wait": "var(--c1)",
-    "h2d": "var(--c4)",
-    "forward": "var(--c0)",
-    "backward": "var(--c2)",
-    "optimizer": "var(--c3)",
-    "other": "var(--muted)",
-}
+FIRST_COLUMNS = ("samples/s", "memory GiB")  # of the table: where the screen is narrow, the rest is scrolled to
 
 
 def build_tune_html(document: Document) -> str:
     """Build the report page of ``fulltilt tune``."""
-    rows = document["trials"]
-    machine, workload = document.get("machine") or {}, document.get("workload") or {}
-    name = workload.get("name") or "workload"
+    rows, name = document["trials"], (document.get("workload") or {}).get("name") or "workload"
+    figures = [build_figure(title, chart) for title, draw in FIGURES.items() if (chart := draw(document))]
     sections = [
         f"<h1>{escape(str(name))}</h1>",
-        f'<p class="sub">{escape(describe_machine(machine))}<br>{escape(describe_search(document))}</p>',
-        build_list("What it comes to", describe_outcome(document)),
-        _cards(document),
-        build_list("Notes", [*describe_hints(document), *document.get("notes", ())]),
-        build_list("What would make it faster still", describe_advice(document, in_full=True)),
-        _verification(document),
-        "<h2>What was measured</h2>",
-        _charts(rows, document),
-        f"<h2>All {len(rows)} rows</h2>",
-        _table(rows, document),
-        _probes(document),
+        f'<p class="note">{escape(describe_machine(document.get("machine") or {}))}</p>',
+        _build_first_part(document),
+        _build_verification(document),
+        f'<h2>What was measured</h2><div class="charts">{"".join(figures)}</div>' if figures else "",
+        f"<h2>All {count(len(rows), 'row')}, the fastest first</h2>",
+        _build_rows(rows, document),
+        build_fold("Picks and their rules", _list_picks(document)),
+        build_fold("Notes", [*describe_hints(document), *document.get("notes", ())]),
+        build_fold("What would make it faster still", describe_advice(document, in_full=True)),
+        build_fold("How the search went", [describe_search(document), *describe_epoch(document)]),
+        _build_probes(document),
     ]
-    return build_page(f"fulltilt tune: {name}", sections)
+    script = f"<script>{_read_part('page.js')}</script>"
+    return build_page(f"fulltilt tune: {name}", [*sections, script])
+
+
+def build_tune_summary(document: Document) -> str:
+    """Build the first part of the page, for a notebook."""
+    return f'<style>{_read_part("page.css")}</style><div class="fulltilt">{_build_first_part(document)}</div>'
+
+
+def _build_first_part(document: Document) -> str:
+    said = [
+        *describe_saving(document),
+        *describe_learning_rate(document),
+        *describe_noise(document),
+        *(f"next: {line}" for line in list_next(document)),
+    ]
+    lines = f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in said)}</ul>" if said else ""
+    chart = draw_finalists(document)
+    figure = (
+        build_figure(
+            f"In turns with your settings: the estimate, its {100 * CONFIDENCE:.0f} % interval, each group", chart
+        )
+        if chart
+        else ""
+    )
+    return f'<p class="verdict">{escape(describe_verdict(document))}</p>{lines}{figure}{_build_diff(document)}'
+
+
+def _build_diff(document: Document) -> str:
+    """Show what the plan that came out ahead has other than the user's, as lines of a configuration."""
+    pick = document["picks"].get("unproven") or read_recommended(document)
+    plan, own, lines = pick.get("plan") or {}, document.get("user_plan") or {}, []
+    for name, lever in load_catalogue().items():
+        if own and name in plan and plan[name] != own.get(name):
+            for tag, sign, value in (("del", "-", own.get(name)), ("ins", "+", plan[name])):
+                said = value if isinstance(value, str) else json.dumps(value)
+                lines.append(f"<{tag}>{sign} {escape(f'{lever.key}: {said}')}</{tag}>")
+    if not lines:
+        return ""
+    changes = pick.get("changes") or {}
+    said = "; ".join(f"{kind}: {'; '.join(changes[kind])}" for kind in changes if changes[kind])
+    title = "The change" if pick is not document["picks"].get("unproven") else "The change, not proven"
+    return build_figure(title, f'<pre class="diff">{"".join(lines)}</pre>{_note(said)}')
 
 
 def build_page(title: str, sections: Sequence[str]) -> str:
     """Build a whole page of sections that are HTML already."""
-    style = (resources.files("fulltilt.report") / "page.css").read_text(encoding="utf-8")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{style}</style></head>"
-        f"<body><main>{''.join(sections)}</main></body></html>\n"
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title><style>{_read_part('page.css')}</style></head>"
+        f'<body class="fulltilt"><main>{"".join(sections)}</main></body></html>\n'
     )
 
 
-def build_list(title: str, lines: Sequence[str]) -> str:
-    """Build a titled list; nothing where there are no lines."""
-    if not lines:
-        return ""
-    return f"<h2>{escape(title)}</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+def _read_part(name: str) -> str:
+    return (resources.files("fulltilt.report") / name).read_text(encoding="utf-8")
 
 
 def build_figure(title: str, chart: str) -> str:
@@ -92,11 +136,19 @@ def build_figure(title: str, chart: str) -> str:
     return f"<figure><figcaption>{escape(title)}</figcaption>{chart}</figure>"
 
 
-def build_table(titles: Sequence[str], lines: Sequence[str], *, attributes: str = "") -> str:
-    """Build a table that scrolls sideways; its lines are HTML already."""
+def build_table(titles: Sequence[str], lines: Sequence[str], *, kind: str = "plain") -> str:
+    """Build a table that scrolls sideways, by keys too; its lines are HTML already."""
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<div class="scroll"><table{attributes}>{body}</table></div>'
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="table"><table class="{kind}">{body}</table></div>'
+    )
+
+
+def build_fold(title: str, lines: Sequence[str]) -> str:
+    """Build a list that is folded away; nothing where there are no lines."""
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f"<details><summary>{escape(title)}</summary><ul>{items}</ul></details>" if lines else ""
 
 
 def describe_machine(machine: Mapping[str, Any]) -> str:
@@ -112,48 +164,35 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     return " · ".join(parts) or "machine unknown"
 
 
-def _cards(document: Document) -> str:
-    cards: list[str] = []
+def _list_picks(document: Document) -> list[str]:
+    """List each pick with its rule; one whose plan was listed before in short."""
+    lines: list[str] = []
     shown: dict[str, str] = {}
     for key, title in PICK_TITLES.items():
         pick = document["picks"].get(key)
         if not pick:
             continue
-        plan, _, *notes = describe_pick(pick, document["trials"])
+        said = "; ".join(describe_pick(pick, document["trials"]))
         if (first := shown.setdefault(pick["id"], key)) != key:
-            plan = f"the same plan as {PICK_TITLES[first].lower()}"
-            notes = [describe_same_pick(pick, document["picks"][first])]
-        rate = escape(mark_busy(format_throughput(pick), pick))
-        kind = " main" if key == "recommended" else ""
-        cards.append(
-            f'<div class="card{kind}"><h3>{title}</h3><p class="big">{rate}</p>'
-            f'<p class="note">samples/s</p><p>{escape(plan)}</p>{"".join(map(_note, notes))}</div>'
-        )
-    return f'<div class="cards">{"".join(cards)}</div>'
+            same = describe_same_pick(pick, document["picks"][first])
+            said = f"the same plan as {PICK_TITLES[first].lower()}; {same}"
+        lines.append(f"{title}: {pick['id']}, {said}")
+    return lines
 
 
 def _note(said: str | None) -> str:
     return f'<p class="note">{escape(said)}</p>' if said else ""
 
 
-def _verification(document: Document) -> str:
-    """Draw quality over training time, one line a training, one colour a plan."""
+def _build_verification(document: Document) -> str:
     said = describe_verification(document)
     if said is None:
         return ""
-    verification = document["verification"]
-    curves: dict[str, list[list[Point]]] = {}
-    for run in verification["runs"]:
-        label = f"{run['arm']}, seed {run['seed']}"
-        points = [Point(x=x, y=y, label=f"{label}: {y:.4g} after {x:.3g} s") for x, y in run["curve"]]
-        curves.setdefault(run["arm"], []).append(points)
-    title = f"validation {verification['metric']}"
-    chart = build_curve_chart(curves, x_title="seconds of training", y_title=title)
-    figure = build_figure(f"{title.capitalize()} while training", chart)
+    figure = build_figure("Quality while training", draw_verification(document))
     return f'<h2>Does it learn as well?</h2><p>{escape(said)}</p><div class="charts">{figure}</div>'
 
 
-def _probes(document: Document) -> str:
+def _build_probes(document: Document) -> str:
     """List parts of the step that were run alone: what the search predicted from, never what it picked."""
     probes = document.get("probes") or ()
     if not probes:
@@ -174,67 +213,16 @@ def _describe_probe(probe: Row) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _charts(rows: Sequence[Row], document: Document) -> str:
-    measured = [row for row in rows if row["status"] == "ok"]
-    recommended = read_recommended(document).get("id")
-    figures = []
-    if len({row["plan"]["batch_size"] for row in measured}) != 1:  # else all points lie above one another
-        memory_limit_gib = (document.get("search") or {}).get("memory_limit_gib")
-        series = _group_series(measured)
-        is_whole = len(measured) == sum(map(len, series.values()))
-        dropped = "" if is_whole else f" (best {MAX_SERIES} combinations)"
-        for title, unit, limit in (("Throughput", "samples/s", None), ("Peak memory", "GiB", memory_limit_gib)):
-            points = {
-                name: [point for row in line if (point := _build_point(row, unit, recommended))]
-                for name, line in series.items()
-            }
-            chart = build_line_chart(points, x_title="batch size", y_title=unit, limit=limit)
-            figures.append(build_figure(f"{title} by batch{dropped}", chart))
-    figures.append(build_figure("Where a step's time goes", _phase_bars(measured, recommended)))
-    return f'<div class="charts">{"".join(figures)}</div>'
-
-
-def _group_series(measured: Sequence[Row]) -> dict[str, list[Row]]:
-    """Make one line per combination of the other levers; the fastest few where there are more than colours."""
-    names = [name for name in select_levers(measured) if name != "batch_size"]
-    names = [name for name in names if len({repr(row["plan"].get(name)) for row in measured}) > 1]
-    groups: dict[str, list[Row]] = {}
-    for row in measured:
-        label = ", ".join(f"{SHORT_NAMES.get(n, n)} {format_value(row['plan'].get(n))}" for n in names)
-        groups.setdefault(label, []).append(row)
-    best = sorted(groups, key=lambda label: -max(row["samples_per_s"] or 0 for row in groups[label]))
-    return {label: groups[label] for label in best[:MAX_SERIES]}
-
-
-def _build_point(row: Row, unit: str, recommended: str | None) -> Point | None:
-    """Place a row's speed or memory above its batch size; None where its memory was not read."""
-    batch, is_recommended = row["plan"]["batch_size"], row["id"] == recommended
-    if unit == "samples/s":
-        value, said = row["samples_per_s"], f"{format_throughput(row)} samples/s"
-        low, high = row.get("samples_per_s_ci95") or (None, None)
-    elif (value := read_memory_gib(row)) is None:
-        return None
-    else:
-        low = high = None
-        said = format_gib(value) + (f" ({part})" if (part := row.get("memory_peak_part")) else "")
-    return Point(x=batch, y=value, low=low, high=high, label=f"batch {batch}: {said}", marked=is_recommended)
-
-
-def _phase_bars(measured: Sequence[Row], recommended: str | None) -> str:
-    rows = [row for row in measured if row.get("phases_ms")]
-    bars = []
-    for row in sorted(rows, key=lambda row: -(row["samples_per_s"] or 0))[:MAX_BARS]:
-        parts = {name: row["phases_ms"][name] for name in PHASE_COLOURS if row["phases_ms"].get(name) is not None}
-        label = f"{row['id']} · batch {row['plan']['batch_size']}"
-        bars.append(Bar(label=label, parts=parts, marked=row["id"] == recommended))
-    shown = {name: colour for name, colour in PHASE_COLOURS.items() if any(name in bar.parts for bar in bars)}
-    return build_bar_chart(bars, x_title="ms per step, fastest plan first", colours=shown)
-
-
-def _table(rows: Sequence[Row], document: Document) -> str:
-    picked, columns = name_picks(document), build_columns(rows)
+def _build_rows(rows: Sequence[Row], document: Document) -> str:
+    """Build the table: the fastest first, then what did not run, in the order they ran."""
+    picked, sides = name_picks(document), name_sides(document)
+    gains = {row["id"]: say_speedup(gain) for row, _, gain in list_finalists(document)}
+    columns = [Column(title="id", cell=lambda row: f"{row['id']} {sides.get(row['id'], '')}".strip())]
+    if gains:
+        columns.append(Column(title="× yours, in turns", cell=lambda row: gains.get(row["id"], "")))
+    columns += sorted(build_columns(rows), key=lambda column: column.title not in FIRST_COLUMNS)
     body = []
-    for row in rows:
+    for row in sorted(rows, key=lambda row: -(row.get("samples_per_s") or 0.0)):
         notes, is_ok = " · ".join(picked.get(row["id"], ())), row["status"] == "ok"
         cells = [escape(column.cell(row)) for column in columns]
         if notes:
@@ -243,5 +231,6 @@ def _table(rows: Sequence[Row], document: Document) -> str:
             cells[-1] += f": {escape(row['reason'])}"
         marks = [f' title="{escape(tip)}"' if (tip := column.tip(row)) else "" for column in columns]
         tds = "".join(f"<td{mark}>{cell}</td>" for mark, cell in zip(marks, cells, strict=True))
-        body.append(f'<tr class="{"pick" if notes else "" if is_ok else "bad"}">{tds}</tr>')
-    return _note(describe_marks(document, in_full=True)) + build_table([column.title for column in columns], body)
+        body.append(f'<tr class="{sides.get(row["id"], "" if is_ok else "bad")}">{tds}</tr>')
+    legend = _note(describe_marks(document, in_full=True))
+    return legend + build_table([column.title for column in columns], body, kind="rows")

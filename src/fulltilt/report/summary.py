@@ -1,11 +1,11 @@
 """Say what a search found: the same lines for the terminal and for the page."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records import format_gib, format_rate
+from fulltilt.report.gain import format_gain
 from fulltilt.report.table import (
     BUSY_MARK,
     describe_busy,
@@ -63,13 +63,11 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
         lines.append(f"{format_gib(memory)}; {format_rate(pick['samples_per_s'] / memory)} samples/s per GiB")
     if pick.get("gpu_utilization_pct") is not None:
         lines.append(f"GPU busy {pick['gpu_utilization_pct']:.0f} % of the time")
-    runs = pick.get("runs_samples_per_s") or []
-    if len(runs) > 1:
-        figures = ", ".join(map(format_rate, runs))
+    if gain := pick.get("gain"):
+        low, high = gain["ci_pct"]
         lines.append(
-            f"its {len(runs)} runs side by side: {figures} samples/s; shown is the "
-            f"{'slower' if len(runs) == 2 else 'median'} one, compared is the geometric mean, "
-            f"{format_rate(statistics.geometric_mean(runs))}"
+            f"{format_gain(gain['gain_pct'])} samples/s over the settings as they were ({low:+.1f} to {high:+.1f} %, "
+            f"{count(gain['n_groups'], 'group')} in turns): {gain['verdict']}"
         )
     lines.append(f"rule: {pick['rule']}")
     if ids := pick.get("tied_with"):
@@ -104,19 +102,14 @@ def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, 
 def describe_marks(document: Document, *, in_full: bool = False) -> str | None:
     """Explain the mark of a busy machine; None where no figure has it.
 
-    A gain is marked for the runs that it was computed from, of which the table shows one a plan: the others are
-    counted apart from its rows, as are the probes that advice rests on.
+    The probes that advice rests on are counted apart from the rows of the table.
 
     Args:
         in_full: The advice is shown so.
     """
-    ids = (document.get("savings") or {}).get("compared_ids", ())
-    shown = {row["id"] for row in document["trials"]}
-    compared = [row for row in document.get("repeats", ()) if row["id"] in ids]
-    hidden = {row["id"]: row for row in (*compared, document.get("baseline")) if row and row["id"] not in shown}
     advised = {id for part in _list_advice(document, in_full=in_full) for id in part.get("busy_ids", ())}
     probes = [probe for probe in document.get("probes") or () if probe["id"] in advised]
-    return describe_busy(document["trials"], hidden=hidden.values(), probes=probes)
+    return describe_busy(document["trials"], probes=probes)
 
 
 def describe_search(document: Document) -> str:
@@ -128,7 +121,7 @@ def describe_search(document: Document) -> str:
     ran = count(search["n_trials"] - n_skipped - n_outside, "plan")
     parts = [f"{ran} run of a grid of {search['grid_size']}{outside}"]
     parts += [f"{n_skipped} skipped"] if n_skipped else []
-    parts += [f"{count(search['n_repeats'], 'run')} again"] if search.get("n_repeats") else []
+    parts += [f"{count(search['n_groups'], 'group')} in turns"] if search.get("n_groups") else []
     parts += [count(search["n_probes"], "probe")] if search.get("n_probes") else []
     parts += [f"{count(n_estimates, 'estimate')} of memory"] if n_estimates else []
     parts += [f"{search['n_out_of_memory']} out of memory", format_duration(search["seconds"])]

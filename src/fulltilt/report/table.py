@@ -20,6 +20,7 @@ SHORT_NAMES = {
     "fused_optimizer": "fused",
     "retain_freed_memory": "retain",
     "cudnn_benchmark": "cudnn b.",
+    "wait_policy": "wait",
     "activation_checkpointing": "act. ckpt",
 }
 BUSY_MARK = "*"
@@ -119,28 +120,22 @@ def mark_busy(figure: str, row: Row) -> str:
     return f"{figure} {BUSY_MARK}" if figure and is_busy(row) else figure
 
 
-def describe_busy(rows: Iterable[Row], *, hidden: Iterable[Row] = (), probes: Iterable[Row] = ()) -> str | None:
-    """Explain the mark under a table of ``rows``; None where no row has it, and none of those hidden either.
+def describe_busy(rows: Iterable[Row], *, probes: Iterable[Row] = ()) -> str | None:
+    """Explain the mark under a table of ``rows``; None where no row has it.
 
     Args:
-        hidden: Runs that the table does not show, and of which a figure beside it was computed.
         probes: Parts of the step that a sentence beside it rests on.
     """
     counts = []
-    for some, what, where in ((rows, "row", ""), (hidden, "compared run", " outside the table"), (probes, "probe", "")):
+    for some, what in ((rows, "row"), (probes, "probe")):
         if n := sum(map(is_busy, some)):
-            counts.append(f"{n} {what}{'' if n == 1 else 's'}{where}")
+            counts.append(f"{n} {what}{'' if n == 1 else 's'}")
     if not counts:
         return None
     return (
         f"{BUSY_MARK} a busy machine's figure ({', '.join(counts)}): some task waited for a "
         f"core more than {BUSY_PCT:.0f} % of the time, behind other programs or the row's own data workers"
     )
-
-
-def explain_mark(row: Row) -> str | None:
-    """Explain the mark beside the one row that has it."""
-    return f"{BUSY_MARK} {describe_pressure(row)}" if is_busy(row) else None
 
 
 def describe_pressure(row: Row) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records.settings import flatten_settings
-from fulltilt.report.html import build_list, build_page, build_table
+from fulltilt.report.html import build_fold, build_page, build_table
 from fulltilt.report.quality import find_direction, find_times_to_common_quality
 from fulltilt.report.summary import format_duration
 from fulltilt.report.table import format_value
@@ -29,13 +29,13 @@ def build_training_html(trainings: list[TrainingRun]) -> str:
     title = " · ".join(dict.fromkeys(run.name for run in trainings))
     sections = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="sub">{"<br>".join(escape(_describe_run(name, run)) for name, run in runs.items())}</p>',
+        f'<p class="note">{"<br>".join(escape(_describe_run(name, run)) for name, run in runs.items())}</p>',
         _summary(runs),
         _common_quality(runs) if len(runs) > 1 else "",
         "<h2>Learning curves</h2>",
         build_curves(runs),
         _differences(runs) if len(runs) > 1 else "",
-        build_list(
+        build_fold(
             "What was told on the way",
             [f"{name}: {note}".removeprefix(": ") for name, run in runs.items() for note in run.notes],
         ),
@@ -128,4 +128,7 @@ def _list_settings(run: TrainingRun) -> dict[str, Any]:
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
-    return build_table(head, lines, attributes=' class="plain"')
+    return build_table(
+        head,
+        lines,
+    )

@@ -2,6 +2,18 @@
 
 # ruff: noqa: F401
 
+from fulltilt.stats.alternation import (
+    CONFIDENCE,
+    Arm,
+    Block,
+    Comparison,
+    Evidence,
+    Turns,
+    alternate,
+    compare_pairs,
+    is_look,
+    run_group,
+)
 from fulltilt.stats.decision import MARGIN_PCT, Decision, Verdict, decide, decide_apart
 from fulltilt.stats.intervals import (
     compute_contrast_interval,

@@ -11,9 +11,9 @@ from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
     from fulltilt.tuner.answer.hints import Hint
+    from fulltilt.tuner.answer.picks import Pick, Picks
     from fulltilt.tuner.answer.result import EpochSeconds, SearchSummary, TuneResult, read_schema
-    from fulltilt.tuner.picks.picks import Pick, Picks
-    from fulltilt.tuner.picks.recommend import LearningRate
+    from fulltilt.tuner.picks.changes import LearningRate
     from fulltilt.tuner.question.space import Space, build_space
     from fulltilt.tuner.search.progress import (
         PickMade,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TrialDone,
         TrialProgressed,
         TrialStarted,
+        TurnsDone,
     )
     from fulltilt.tuner.trials.target import ProcessTarget, Target
     from fulltilt.tuner.tuning import tune

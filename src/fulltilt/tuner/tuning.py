@@ -21,7 +21,7 @@ from fulltilt.tuner.question.question import CODE, DATA, Question
 from fulltilt.tuner.question.source import resolve_target
 from fulltilt.tuner.search.journal import JOURNAL_FILE
 from fulltilt.tuner.search.progress import OnEvent, PickMade
-from fulltilt.tuner.search.search import measure_roofs, open_search, run_finalists, run_strategy
+from fulltilt.tuner.search.search import measure_roofs, open_search, run_proof, run_strategy
 from fulltilt.tuner.trials.trial import refuse_inside_trial
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def tune(
     with RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA)) as folder:
         with open_search(question, folder, tell, start_s) as search:
             run_strategy(search)
-            run_finalists(search)
+            proof = run_proof(search.session, search.space)
             roofs = measure_roofs(search)
-        return _answer(conclude(search, *roofs), folder.path, tell)
+        return _answer(conclude(search, proof, *roofs), folder.path, tell)
 
 
 def _answer(result: TuneResult, folder: Path, tell: OnEvent) -> TuneResult:

@@ -17,7 +17,7 @@ from benchmarks._machines_queue import Lanes, draw_spread, simulate_step_s
 from benchmarks._runner import ROOT
 
 from fulltilt.levers import find_obstacles
-from fulltilt.records import PROBES, dumps, loads
+from fulltilt.records import IN_TURNS, PROBES, WHOLE_RUN, dumps, loads
 from fulltilt.records.trial import Trial
 
 IDEAL_HOST = Host(
@@ -139,7 +139,7 @@ def test_a_machine_is_the_same_each_time_and_its_noise_is_not():
     assert 0.003 < statistics.stdev(rates) / truth < 0.05
 
 
-@pytest.mark.parametrize("kind", ["end_to_end", "repeat", *PROBES])
+@pytest.mark.parametrize("kind", [WHOLE_RUN, *PROBES])
 def test_every_kind_answers_a_row_with_its_figures(kind):
     machine = find_machine(family="cnn")
     plan = machine.space(336).user_plan.replace(num_workers=2, pin_memory=False)
@@ -154,6 +154,53 @@ def test_every_kind_answers_a_row_with_its_figures(kind):
     if kind == "loader":
         alone = machine(plan.replace(num_workers=0), id="t8", why="w", kind=kind)
         assert (alone.status, alone.receive_ms) == ("ok", None), "without workers nothing is received"
+
+
+def run_groups(machine, plans, n):
+    """The logarithms of the rates of n groups, a row a group."""
+    groups = [machine.run_group({f"t{i}": plan for i, plan in enumerate(plans)}, why="w") for _ in range(n)]
+    return np.log([[row.samples_per_s for row in rows] for rows in groups])
+
+
+def test_plans_that_take_turns_share_the_drift_of_the_machine_and_not_the_offset_of_a_process():
+    machine = find_machine(family="tabular")
+    plan = machine.space(336).user_plan
+    plans = [plan, plan.replace(pin_memory=not plan["pin_memory"])]
+    machine._walk = lambda: setattr(machine, "_drift_log", 0.5 - machine._drift_log)  # by 65 % each time
+    logs = run_groups(machine, plans, 400)
+    true = [p["batch_size"] / t.step_s for p, t in zip(plans, machine.find_truths(plans), strict=True)]
+    ratios = logs[:, 1] - logs[:, 0]
+    assert logs[:, 0].std() > 0.2
+    assert ratios.mean() == pytest.approx(np.log(true[1] / true[0]), abs=0.01)
+    assert np.mean(abs(ratios - ratios.mean()) < 0.04) > 0.6, "most pairs lie within 4 %"
+    assert 0.01 < np.mean(abs(ratios - ratios.mean()) > 0.08) < 0.2, "a few are far off"
+
+
+def test_a_row_of_a_plan_that_took_turns_has_its_speed_alone_and_time_goes_on():
+    machine = find_machine(family="tabular")
+    plan = machine.space(336).user_plan
+    begin_s = machine.now_s
+    rows = machine.run_group({"t1": plan, "t2": plan}, why="because")
+    assert [(row.id, row.kind, row.why, row.status) for row in rows] == [
+        (id, IN_TURNS, "because", "ok") for id in ("t1", "t2")
+    ]
+    assert all(row.samples_per_s and row.memory_reserved_peak_gib is None for row in rows)
+    assert machine.now_s - begin_s == pytest.approx(sum(row.seconds for row in rows))
+    assert loads(Trial, dumps(rows[0])) == rows[0]
+
+
+def test_plans_that_do_not_fit_the_card_together_run_one_after_the_other():
+    machine = find_machine(family="vit", size="large")
+    fitting = [plan for plan in machine.space(336).grid() if machine.fits(plan)]
+    large = max(fitting, key=machine.compute_needed_gib)
+    assert 2 * machine.compute_needed_gib(large) > machine.usable_gib
+    alone_s = machine.run_group({"t1": large}, why="w")[0].seconds
+    together = machine.run_group({"t1": large, "t2": large}, why="w")
+    assert [row.kind for row in together] == [IN_TURNS] * 2
+    assert all(row.seconds > alone_s for row in together), "a whole run each"
+    too_large = large.replace(batch_size=BATCH_SIZES[-1], precision="fp32")
+    (failed,) = machine.run_group({"t1": large, "t2": too_large}, why="w")
+    assert (failed.id, failed.plan, failed.status, failed.kind) == ("t2", too_large, "out_of_memory", IN_TURNS)
 
 
 def test_memory_ends_at_the_card_and_fake_tensors_know_no_card():

@@ -21,7 +21,7 @@ from benchmarks._record_grid import list_parts, run_recording
 from benchmarks.search_replay import score_recording
 
 from fulltilt.hardware import read_machine
-from fulltilt.records import PROBES, WHOLE_RUNS
+from fulltilt.records import IN_TURNS, PROBES, WHOLE_RUN
 from fulltilt.tuner.search import strategies as search
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.session import Session
@@ -51,11 +51,11 @@ def recorded():
 
 def test_every_plan_that_fits_was_run_as_often_as_asked_and_the_others_have_a_row(recorded):
     grid = recorded.build_space().grid()
-    runs = {plan: [row for row in recorded.rows if row.plan == plan and row.kind in WHOLE_RUNS] for plan in grid}
+    runs = {plan: [row for row in recorded.rows if row.plan == plan and row.kind == WHOLE_RUN] for plan in grid}
     assert {len(rows) for rows in runs.values() if rows[0].status == "ok"} == {N_REPEATS}
     assert {rows[0].status for rows in runs.values()} == {"ok", "out_of_memory", "skipped"}
     assert all(len(rows) == 1 for rows in runs.values() if rows[0].status != "ok")
-    repeats = [row.plan for row in recorded.rows if row.kind == "repeat"]
+    repeats = [row.plan for row in recorded.rows if row.why.startswith("round")]
     half = len(repeats) // 2
     assert repeats[:half] == repeats[half:][::-1], "rounds turn around"
 
@@ -82,8 +82,13 @@ def test_what_did_not_fit_is_out_of_memory_also_where_it_was_not_run(recorded):
     row = machine(skipped, id="t1", why="w")
     assert row.status == "out_of_memory"
     assert row.null_reasons["samples_per_s"] == "the trial ended with out_of_memory"
-    with pytest.raises(KeyError, match="batch_size=7"):
-        machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w")
+    off_grid = recorded.user_plan.replace(batch_size=7)
+    assert machine(off_grid, id="t1", why="w").status == "error"
+    (failed,) = machine.run_group({"t1": recorded.user_plan, "t2": off_grid}, why="w")
+    assert (failed.id, failed.plan, failed.status) == ("t2", off_grid, "error")
+    holes = dataclasses.replace(recorded, rows=tuple(row for row in recorded.rows if row.plan != recorded.user_plan))
+    with pytest.raises(KeyError, match="holds no run of"):
+        RecordedMachine(holes)(recorded.user_plan, id="t1", why="w")
     with pytest.raises(KeyError, match="no loader probe"):
         machine(recorded.user_plan.replace(batch_size=7), id="t1", why="w", kind="loader")
 
@@ -97,16 +102,50 @@ def test_a_recording_comes_back_from_its_file_as_it_was(recorded, tmp_path):
 
 def test_answers_are_the_recorded_rows_in_an_order_of_the_seed(recorded):
     plan = recorded.user_plan
-    rates = [row.samples_per_s for row in recorded.rows if row.plan == plan and row.kind in WHOLE_RUNS]
+    rates = [row.samples_per_s for row in recorded.rows if row.plan == plan and row.kind == WHOLE_RUN]
     orders = set()
     for seed in range(12):
         machine = RecordedMachine(recorded, seed)
-        answers = [machine(plan, id=f"t{i}", why="again", kind="repeat") for i in range(N_REPEATS + 1)]
+        answers = [machine(plan, id=f"t{i}", why="again") for i in range(N_REPEATS + 1)]
         assert sorted(row.samples_per_s for row in answers[:N_REPEATS]) == sorted(rates)
         assert answers[N_REPEATS].samples_per_s == answers[0].samples_per_s
-        assert (answers[1].id, answers[1].why, answers[1].kind) == ("t1", "again", "repeat")
+        assert (answers[1].id, answers[1].why, answers[1].kind) == ("t1", "again", WHOLE_RUN)
         orders.add(tuple(row.samples_per_s for row in answers))
     assert len(orders) > 1
+
+
+def test_plans_that_take_turns_are_answered_from_their_recorded_runs(recorded):
+    machine, plan = RecordedMachine(recorded), recorded.user_plan
+    rates = {row.samples_per_s for row in recorded.rows if row.plan == plan and row.kind == WHOLE_RUN}
+    groups = [machine.run_group({"t1": plan, "t2": plan}, why="w") for _ in range(40)]
+    assert {row.samples_per_s for rows in groups for row in rows} == rates
+    assert {(row.kind, row.status) for rows in groups for row in rows} == {(IN_TURNS, "ok")}
+    assert any(a.samples_per_s != b.samples_per_s for a, b in groups)
+    too_large = next(row.plan for row in recorded.rows if row.status == "out_of_memory" and row.kind == WHOLE_RUN)
+    (failed,) = machine.run_group({"t1": plan, "t2": too_large}, why="w")
+    assert (failed.id, failed.status, failed.kind) == ("t2", "out_of_memory", IN_TURNS)
+
+
+def test_older_recordings_call_the_runs_of_later_rounds_otherwise(recorded):
+    old = dataclasses.replace(
+        recorded,
+        rows=tuple(
+            dataclasses.replace(row, kind="repeat") if row.why.startswith("round") else row for row in recorded.rows
+        ),
+    )
+    assert RecordedMachine(old).find_rates() == RecordedMachine(recorded).find_rates()
+
+
+def test_a_recording_that_was_stopped_goes_on_from_its_rows(recorded):
+    machine = SimulatedMachine(8)
+    journal = Journal()
+    run_recording(Session(machine, journal), build_small_space(machine), n_repeats=1)
+    n_first = len(journal.trials)
+    for row in journal.trials:
+        journal._recorded[row.plan, row.kind].append(row)
+    rows = run_recording(Session(machine, journal), build_small_space(machine), n_repeats=N_REPEATS)
+    assert len(rows) == len(recorded.rows)
+    assert [row.id for row in rows[:n_first]] == [row.id for row in recorded.rows[:n_first]]
 
 
 def test_a_part_answers_for_every_plan_that_shares_it(recorded):
@@ -128,7 +167,7 @@ def test_a_part_answers_for_every_plan_that_shares_it(recorded):
 
 def test_truths_are_medians_and_a_search_is_scored_against_them(recorded):
     truths = find_recorded_truths(recorded, seed=0)
-    rates = [row.samples_per_s for row in recorded.rows if row.plan == truths.best and row.kind in WHOLE_RUNS]
+    rates = [row.samples_per_s for row in recorded.rows if row.plan == truths.best and row.kind == WHOLE_RUN]
     assert truths.samples_per_s[truths.best] == statistics.median(rates)
     score = run_search(truths, "coordinate_descent_2")
     assert score.recommended in truths.samples_per_s
@@ -142,6 +181,7 @@ def test_every_strategy_of_the_product_can_be_answered_from_a_recording(recorded
         session = Session(RecordedMachine(recorded), Journal())
         session.run(strategy(recorded.build_space()))
         assert any(row.status == "ok" for row in session.rows), name
+        assert not any("off the recorded grid" in (row.reason or "") for row in session.rows), name
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ from fulltilt.records import loads
 DELIVERED = {
     "batch_finders", "bilm", "checkpoint_stall", "cifar10_recipe", "cli_start", "data_path", "ddp_efficiency",
     "lever_memory", "loop_overhead", "memory_prediction", "mode_cost", "plan_quality",
-    "retain_memory", "search_repeat", "search_replay", "simclr", "trial_startup",
+    "retain_memory", "search_repeat", "search_replay", "simclr", "trial_startup", "tuner_peers",
 }  # fmt: skip
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-PEERS = ("lightning", "accelerate", "optuna", "timm")
+PEERS = ("lightning", "accelerate", "pytorch_autotune", "optuna", "timm")
 
 FIND_WITHOUT_PEERS = f"""
 import importlib.abc, json, sys

@@ -57,21 +57,26 @@ def build_trial(plan: Plan, rate: float | None, status: str = "ok") -> Trial:
     return Trial(id="t", plan=plan, status=status, samples_per_s=rate, reason=None if status == "ok" else "it broke")
 
 
-def test_a_duel_alternates_the_order_and_keeps_the_columns():
-    asked = []
+class Pair:
+    """A target whose groups answer with these rates, by batch size; the last one fails with a status."""
 
-    def run_plan(plan):
-        asked.append(plan["batch_size"])
-        return build_trial(plan, 90.0 if plan == FIRST else 100.0)
+    def __init__(self, second_rate: float | None = 100.0, status: str = "ok"):
+        self.rates, self.status, self.orders = {32: 90.0, 64: second_rate}, status, []
 
-    assert run_duel(FIRST, SECOND, run_plan, n_rounds=3) == [(90.0, 100.0)] * 3
-    assert asked == [32, 64, 64, 32, 32, 64]
+    def run_group(self, plans, *, why):
+        sizes = [plan["batch_size"] for plan in plans.values()]
+        self.orders.append(sizes)
+        rows = [build_trial(plan, self.rates[plan["batch_size"]]) for plan in plans.values()]
+        return rows if self.status == "ok" else [build_trial(SECOND, None, self.status)]
+
+
+def test_a_duel_alternates_who_starts_first_and_keeps_the_columns():
+    pair = Pair()
+    assert run_duel(FIRST, SECOND, pair, n_groups=3) == [(90.0, 100.0)] * 3
+    assert pair.orders == [[32, 64], [64, 32], [32, 64]]
 
 
 @pytest.mark.parametrize(("status", "rate"), [("out_of_memory", None), ("timeout", None), ("ok", None)])
-def test_a_failed_trial_ends_the_duel_and_says_which(status, rate):
-    def run_plan(plan):
-        return build_trial(plan, 100.0) if plan == FIRST else build_trial(plan, rate, status)
-
+def test_a_process_that_failed_ends_the_duel_and_says_which(status, rate):
     with pytest.raises(RuntimeError, match="batch_size=64"):
-        run_duel(FIRST, SECOND, run_plan, n_rounds=3)
+        run_duel(FIRST, SECOND, Pair(rate, status), n_groups=3)

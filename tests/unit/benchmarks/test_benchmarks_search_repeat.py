@@ -21,7 +21,7 @@ def build_result(recommended, ties=(), rates=(3.0, 2.0, 1.0)):
     )
     tied_with = tuple(f"t{PLANS.index(plan)}" for plan in ties)
     pick = SimpleNamespace(trial=trials[PLANS.index(recommended)], tied_with=tied_with, runs_samples_per_s=())
-    search = SimpleNamespace(n_end_to_end=3, seconds=1.0, detectable_pct=5.0)
+    search = SimpleNamespace(n_end_to_end=3, seconds=1.0, n_groups=12)
     return SimpleNamespace(trials=trials, repeats=(), picks=SimpleNamespace(recommended=pick), search=search)
 
 

@@ -10,8 +10,11 @@ from tests.unit.cli.cli_cases import STARTED, FakeTerminal, done, make_trial
 
 from fulltilt.cli._live import LiveTable, show_search
 from fulltilt.levers import default_plan
+from fulltilt.records import IN_TURNS
 from fulltilt.tuner import SearchNoted, TrialCut, TrialProgressed, TrialStarted
+from fulltilt.tuner.search.progress import TurnsDone
 
+OWN_PLAN = default_plan({"batch_size": 32})
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 LONG_PLAN = {
     "batch_size": 4096, "num_workers": 12, "precision": "bf16", "compile": "max-autotune", "channels_last": True,
@@ -65,16 +68,23 @@ def test_the_running_trial_says_why_how_long_and_how_far_until_the_budget_ends_i
     assert "t4 was ended with the budget after 7.0 s: it is no row" in above
 
 
-def test_the_picks_so_far_are_those_of_the_rules_that_decide_at_the_end():
-    fast = make_trial("t1", {"batch_size": 256}, samples_per_s=2100.0, memory_gib=9.0)
-    best = make_trial("t2", {"batch_size": 128}, samples_per_s=2000.0, memory_gib=4.0)
-    small = make_trial("t3", {"batch_size": 32}, samples_per_s=1900.0, memory_gib=1.0)
-    said = "\n".join(draw(STARTED, done(fast), done(best), done(small))[0])
-    assert "recommended so far: t2, 2,000" in said  # t1 needs more than the room of 8 GiB
-    assert "fastest so far: t1, 2,100" in said
-    assert "most per GiB, least memory so far: t3, 1,900" in said
-    (pick,) = (line for line in draw(STARTED, done(fast))[0] if "so far: t1" in line)
-    assert pick.startswith("recommended, fastest, most per GiB, least memory so far: t1")
+def test_the_fastest_so_far_is_one_that_may_be_recommended():
+    large = make_trial("t1", {"batch_size": 256}, samples_per_s=2100.0, memory_gib=9.0)
+    fine = make_trial("t2", {"batch_size": 128}, samples_per_s=2000.0, memory_gib=4.0)
+    lines, _ = draw(STARTED, done(large), done(fine))
+    assert find_row(lines, "fastest so far: t2, 2,000")  # t1 needs more than the room of 8 GiB
+    assert not any("so far" in line for line in draw(STARTED, done(large))[0])
+
+
+def test_plans_that_take_turns_are_shown_with_their_speeds_and_which_is_the_users():
+    started = dataclasses.replace(STARTED, user_plan=OWN_PLAN)
+    running = TrialStarted(id="t5", plan=OWN_PLAN, why="the finalists take turns", n_done=4, n_planned=9, kind=IN_TURNS)
+    times_s = iter((100.0, 112.0))
+    lines, _ = draw(started, running, clock=lambda: next(times_s))
+    assert find_row(lines, "▸ in turns for 12 s: the finalists take turns")
+    lines, _ = draw(started, running, took_turns())
+    assert find_row(lines, "in turns: 12,160, 9,210 (yours) samples/s")
+    assert not any("in turns for" in line for line in lines)
 
 
 def test_no_pick_is_shown_while_nothing_has_run_whole():
@@ -99,7 +109,7 @@ def test_an_error_stays_above_the_table_with_its_reason():
 def test_a_frame_fits_the_terminal_however_long_the_plans_are(width, height):
     why = "the model expects it 3.4 % faster than the best so far, and it corrects the loader's share " * 3
     events = [done(make_trial(f"t{n}", LONG_PLAN, why=why, samples_per_s=1e6 + n)) for n in range(30)]
-    running = TrialStarted(id="t30", plan=default_plan(LONG_PLAN), why=why, n_done=30, n_planned=40, kind="repeat")
+    running = TrialStarted(id="t30", plan=default_plan(LONG_PLAN), why=why, n_done=30, n_planned=40)
     lines, _ = draw(STARTED, *events, running, width=width, height=height)
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
@@ -144,23 +154,30 @@ def show(*events, terminal=io.StringIO, **options):
     return console.file.getvalue()
 
 
-RATE = "1,234 ± 1.0 % samples/s  512 MiB  batch_size 64"
+def took_turns(*rows):
+    """A group of two plans, the user's own the second, unless its rows are given."""
+    own = make_trial("t6", OWN_PLAN, samples_per_s=9210.0, kind=IN_TURNS, why="the finalists take turns")
+    other = make_trial("t5", samples_per_s=12160.0, kind=IN_TURNS, why="the finalists take turns")
+    return TurnsDone(rows=rows or (other, own), n_done=6, n_planned=12, seconds_left=30.0)
+
+
+RATE = "1,234 ± 1.0 % samples/s  512 MiB  · batch_size 64"
 FAILED = {"samples_per_s": None, "reason": "needs [3 GiB]"}
 
 
 @pytest.mark.parametrize(
     ("trial", "changes", "said"),
     [
-        (make_trial(), {}, [RATE, "· predicted the fastest · 3 of at most 12 trials, at most about 1 min 01 s left"]),
-        (make_trial(status="out_of_memory", **FAILED), {}, ["out of memory: batch_size 64", "needs [3 GiB]"]),
-        (make_trial(kind="device"), {}, ["device probe: 1,234 samples/s, 512 MiB step alone, batch_size 64"]),
-        (make_trial(kind="loader"), {}, ["loader probe: 1,234 samples/s, 512 MiB loader alone, batch_size 64"]),
+        (make_trial(), {}, [RATE, "· predicted the fastest  · 3 of 12, at most 1 min 01 s left"]),
+        (make_trial(status="out_of_memory", **FAILED), {}, ["out of memory: needs [3 GiB]  · batch_size 64"]),
+        (make_trial(kind="device"), {}, ["device probe: 1,234 samples/s, 512 MiB step alone  · batch_size 64"]),
+        (make_trial(kind="loader"), {}, ["loader probe: 1,234 samples/s, 512 MiB loader alone  · batch_size 64"]),
         (
             dataclasses.replace(make_trial(kind="memory"), samples_per_s=None, memory_allocated_peak_gib=1.25),
             {},
-            ["memory probe: 1.25 GiB of tensors, estimated, batch_size 64"],
+            ["memory probe: 1.25 GiB of tensors, estimated  · batch_size 64"],
         ),
-        (make_trial(kind="device", status="error", **FAILED), {}, ["device probe, error: batch_size 64", "[3 GiB]"]),
+        (make_trial(kind="device", status="error", **FAILED), {}, ["device probe, error: needs [3 GiB]"]),
         # ``12 of about 12 trials, about 0 s left`` stood there while a noisy machine's search ran further plans.
         (make_trial(), {"n_done": 12, "n_planned": 12, "seconds_left": 0.0}, ["· 12 trials\n"]),
     ],
@@ -169,7 +186,24 @@ def test_a_line_says_figures_why_a_trial_was_run_and_what_is_left(trial, changes
     written = show(done(trial, **changes))
     assert all(part in written for part in said)
     assert ("left" in written) is (not changes)
-    assert len(written.strip().splitlines()) == 1 + (trial.status != "ok")
+    assert len(written.splitlines()) == 1
+
+
+@pytest.mark.parametrize("answer", [{}, {"status": "error", "samples_per_s": None, "reason": "a reason " * 30 + "\nb"}])
+def test_a_line_keeps_within_its_width_and_never_loses_figures_or_what_is_left(answer):
+    trial = make_trial("t3", LONG_PLAN, why="the model expects it 3.4 % faster " * 5, **answer)
+    (line,) = show(done(trial)).splitlines()
+    assert len(line) <= 160
+    assert line.lstrip().startswith("t3  error: a reason" if answer else "t3       1,234 ± 1.0 % samples/s  512 MiB")
+    assert line.endswith("…  · 3 of 12, at most 1 min 01 s left")
+
+
+def test_a_group_has_a_line_with_the_speeds_of_its_plans():
+    said = show(dataclasses.replace(STARTED, user_plan=OWN_PLAN), took_turns())
+    assert "in turns: 12,160, 9,210 (yours) samples/s  · the finalists take turns  · 6 of 12, at most 30 s left" in said
+    failed = make_trial("t5", status="timeout", samples_per_s=None, reason="no answer", kind=IN_TURNS)
+    assert "timeout in turns: no answer  · " in show(took_turns(failed))
+    assert "in turns" not in show(dataclasses.replace(took_turns(), is_resumed=True))
 
 
 @pytest.mark.parametrize(
@@ -180,8 +214,8 @@ def test_a_line_says_figures_why_a_trial_was_run_and_what_is_left(trial, changes
 def test_where_no_cursor_moves_there_are_lines(name, terminal, options, monkeypatch):
     monkeypatch.setenv("TERM", name)
     said = show(done(make_trial()), terminal=terminal, **options)
-    assert RATE in said
-    assert "3 of at most 12" in said
+    assert "1,234 ± 1.0 % samples/s  512 MiB" in said
+    assert "3 of 12" in said
     assert HIDE_CURSOR not in said
     assert "\x1b[2K" not in said
 
@@ -201,8 +235,13 @@ def test_a_figure_of_a_busy_machine_is_marked_and_the_mark_explained():
     assert "*" not in find_row(lines, "t2")
     assert find_row(lines, "* a busy machine's figure (1 row): some task waited for a core")
     assert not any("busy" in line for line in draw(STARTED, done(make_trial("t2")))[0])
+
+
+def test_the_mark_of_a_busy_machine_is_explained_once_however_many_lines_have_it():
+    """The explanation stood in each line, longer than the figures."""
+    explained = "* a busy machine's figure: some task waited for a core more than 50 % of the time"
     for kind, marked in (("end_to_end", "% * samples/s"), ("device", "1,234 * samples/s")):
-        said = show(done(dataclasses.replace(make_trial(kind=kind), cpu_pressure_pct=83.0)))
-        assert marked in said
-        assert "· * some task waited for a core 83 % of the time" in said
+        busy = dataclasses.replace(make_trial(kind=kind), cpu_pressure_pct=83.0)
+        said = show(done(make_trial(kind=kind)), done(busy), done(busy))
+        assert (said.count(marked), said.count(explained)) == (2, 1)
         assert "*" not in show(done(make_trial(kind=kind)))

@@ -8,60 +8,50 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from tests.unit.report.report_documents import BUSY, OWN, build_document, build_pick, compare
 
 from fulltilt.cli import build_parser, run_command, tune
-from fulltilt.cli.tune import print_result
+from fulltilt.cli.tune import print_details
 from fulltilt.config import load_config, plan_of
 from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError
-from fulltilt.levers import default_plan
 from fulltilt.records.run_folder import RunFolder, hold_folder
 from fulltilt.tuner.answer.apply import Applied
-from fulltilt.tuner.picks.recommend import LearningRate
+from fulltilt.tuner.picks.changes import LearningRate
+
+GAIN, OPEN = compare(32, 24, 41), compare(3, -4, 11)
 
 
-def make_document(**changes):
-    row = {
-        "id": "t1", "plan": dict(default_plan({"batch_size": 64})), "status": "ok", "reason": None, "phases_ms": None,
-        "samples_per_s": 100.0, "samples_per_s_ci95": [99.0, 101.0], "memory_reserved_peak_gib": None,
-        "memory_rss_peak_gib": 0.5,
-    }  # fmt: skip
-    other = row | {"id": "t2", "samples_per_s": 95.0, "memory_rss_peak_gib": 0.2}
-    pick = {"rule": "fastest", "tied_with": [], "changes": {}}
-    picks = {"recommended": row | pick, "throughput": row | pick, "efficiency": None, "memory": other | pick}
-    search = {"strategy": "exhaustive", "grid_size": 2, "n_trials": 2, "n_out_of_memory": 0, "seconds": 4.0}
-    return {"trials": [row, other], "picks": picks, "search": search} | changes
-
-
-def print_to_text(document):
-    console = Console(file=io.StringIO(), width=160, highlight=False)
-    print_result(console, document)
+def print_all(document):
+    console = Console(file=io.StringIO(), width=160, highlight=False, markup=False)
+    print_details(console, document)
     return console.file.getvalue()
 
 
 def test_all_picks_are_named_in_the_table_and_explained_under_it():
-    said = print_to_text(make_document())
+    document = build_document(GAIN)
+    document["picks"] = document["picks"] | {"memory": build_pick(OWN, rule="least memory")}
+    said = print_all(document)
     assert "ok ← recommended, throughput" in said
     assert "ok ← memory" in said
-    assert "Least memory at an acceptable speed\n  batch_size 64" in said
-    assert said.index("What it comes to\n· ") < said.index("Recommended for training")
+    assert "Least memory at an acceptable speed\n  batch_size 32" in said
+    assert "the same plan; rule: fastest" in said
     assert "What would make it faster still" not in said
 
 
-def test_savings_verdict_and_advice_are_printed():
+def test_advice_and_notes_are_printed_under_the_picks():
     advice = {"bound": {"text": "[80 %] of the step"}, "roof": None, "ceilings": [], "levers": []}
-    verdicts = {"savings": {"verdict": "same plan"}, "verification": {"text": "learns as well: yes"}}
-    said = print_to_text(make_document(advice=advice, **verdicts, null_reasons={"advice.roof": "not measured"}))
-    assert "· no gain: the settings as they were are the recommended ones" in said
-    assert "· learns as well: yes" in said
+    more = {"null_reasons": {"advice.roof": "not measured"}, "notes": ["a [note]"]}
+    said = print_all(build_document(GAIN, advice=advice, **more))
+    assert "Notes\n· a [note]" in said
     assert "What would make it faster still\n· [80 %] of the step\n· MFU and roof: not known, not measured" in said
 
 
 def test_the_mark_of_a_busy_machine_is_explained_under_the_table():
-    document = make_document()
-    assert "busy" not in print_to_text(document)
-    document["trials"][1]["cpu_pressure_pct"] = 83.0
-    said = print_to_text(document)
-    assert "95 ± 1.1 % *" in said.replace("95.0", "95")
+    document = build_document(GAIN)
+    assert "busy" not in print_all(document)
+    document["trials"] = [document["trials"][0] | BUSY, document["trials"][1]]
+    said = print_all(document)
+    assert "9,000 ± 2.0 % *" in said
     assert "* a busy machine's figure (1 row)" in said
 
 
@@ -79,10 +69,11 @@ class FakeResult:
     probes: tuple = ()
     learning_rate: object = LearningRate(rule="none", start=None, to=None)
     baseline: object = None
-    savings: object = None
+    verification: object = None
+    document: dict = dataclasses.field(default_factory=lambda: build_document(GAIN))
 
     def to_document(self):
-        return make_document(notes=list(self.notes))
+        return self.document | {"notes": list(self.notes)}
 
     def to_json_text(self):
         return json.dumps(self.to_document())
@@ -92,8 +83,10 @@ def make_row(plan, status="ok"):
     return SimpleNamespace(plan=plan, status=status, kind="end_to_end")
 
 
-def make_picks(row):
-    return SimpleNamespace(recommended=SimpleNamespace(trial=row))
+def make_picks(row, *, unproven=None):
+    """Picks that recommend a row, or that have another one which is not proven."""
+    recommended, other = SimpleNamespace(trial=row), unproven and SimpleNamespace(trial=unproven)
+    return SimpleNamespace(recommended=recommended, unproven=other, best=other or recommended)
 
 
 @pytest.fixture
@@ -108,6 +101,11 @@ def search(tmp_path, monkeypatch):
         return run_command(["tune", "a.yaml", *words])
 
     return run
+
+
+def read_words(capsys):
+    """What was printed, as if no line ended."""
+    return " ".join(capsys.readouterr().out.replace("\\", "").split())
 
 
 def give_verdict(args, config, result, console):
@@ -134,7 +132,7 @@ def test_the_settings_as_they_were_are_not_verified_against_themselves(search, c
     own = plan_of(load_config("a.yaml")).replace(precision="fp32")
     rows = (make_row(own), make_row(own.replace(precision="bf16")))
     assert search("--verify", result=FakeResult(user_plan=own, trials=rows, picks=make_picks(rows[0]))) == 0
-    assert "the recommended plan is the user's own: there is nothing to compare" in capsys.readouterr().out
+    assert "the recommended plan is the user's own: there is nothing to compare" in read_words(capsys)
 
 
 def test_verification_trains_what_the_search_was_about_and_its_failure_leaves_the_result(search, monkeypatch, capsys):
@@ -194,29 +192,83 @@ def test_what_was_found_is_said_before_the_error_that_kept_it_from_being_written
     monkeypatch.setattr("fulltilt.tuner.answer.result.write_result" if searched else "fulltilt.tuner.tune", fail)
     assert search("--verify", "--json", "elsewhere.json", "--apply", "a.yaml", result=result) == 1
     said = capsys.readouterr()
-    assert "Recommended for training" in said.out
-    assert ("a verdict" if searched else f"--verify came to no verdict: {full}") in said.out
-    assert "files:" not in said.out
+    assert "1.32 × as fast as your settings" in said.out
+    assert "\nfiles " not in said.out
     assert said.err == f"fulltilt tune: {full}\n"
     document = json.loads(Path("elsewhere.json").read_text())
     assert document["trials"]
-    assert document["notes"]
+    assert document["notes"] == ["a verdict" if searched else f"--verify came to no verdict: {full}"]
 
 
 @pytest.mark.parametrize(
-    ("status", "savings", "said"),
+    ("words", "is_proven", "verdict", "written", "said"),
     [
-        ("ok", None, ", though too few runs were made to tell it from the settings as they were:"),
-        ("ok", "no gain", ", though this search could not prove that it is faster than the settings as they were:"),
-        ("ok", "faster", ":"),
-        ("out_of_memory", None, ":"),
+        ([], True, None, "pick", "written into a.yaml:"),
+        ([], True, "learns as well", "pick", "written into a.yaml:"),
+        ([], False, None, None, "a.yaml stays as it is: no gain is proven (--apply-unproven writes"),
+        (
+            [],
+            True,
+            "learns worse",
+            None,
+            "a.yaml stays as it is: the fastest plan learned worse (--apply-unproven writ",
+        ),
+        (["--apply-unproven"], False, None, "other", "written into a.yaml, though no gain is proven:"),
+        (
+            ["--apply-unproven"],
+            True,
+            "learns worse",
+            "pick",
+            "written into a.yaml, though the fastest plan learned wor",
+        ),
     ],
 )
-def test_settings_that_are_not_proven_faster_are_written_with_that_word(
-    status, savings, said, search, monkeypatch, capsys
+def test_only_a_plan_that_is_proven_is_written_into_the_file_unless_asked_for_all_the_same(
+    words, is_proven, verdict, written, said, search, monkeypatch, capsys
 ):
     """Numerics and recipe were changed in the file, and that nothing was proven stood thirty lines above it."""
+    applied = []
+
+    def apply(result, path, *, pick, searched):
+        applied.append(pick.trial)
+        return Applied(diff="+ x")
+
+    monkeypatch.setattr("fulltilt.tuner.answer.apply.apply_result", apply)
+    picks = make_picks("pick") if is_proven else make_picks("own", unproven="other")
+    verification = verdict and SimpleNamespace(verdict=verdict)
+    result = FakeResult(picks=picks, verification=verification)
+    assert search("--apply", "a.yaml", *words, result=result) == 0
+    assert applied == ([written] if written else [])
+    assert f"\n{said}" in capsys.readouterr().out
+
+
+def test_quiet_leaves_one_sentence(search, monkeypatch, capsys):
     monkeypatch.setattr("fulltilt.tuner.answer.apply.apply_result", lambda *args, **options: Applied(diff="+ x"))
-    result = FakeResult(baseline=make_row(None, status), savings=savings and SimpleNamespace(verdict=savings))
-    assert search("--apply", "a.yaml", result=result) == 0
-    assert f"\nwritten into a.yaml{said}\n" in capsys.readouterr().out
+    sentence = "1.32 × as fast as your settings (1.24 to 1.41), proven; recipe and numerics stay.\n"
+    assert search("--quiet", result=FakeResult(picks=make_picks("pick"))) == 0
+    assert capsys.readouterr().out == sentence
+    assert search("--quiet", "--apply", "a.yaml", result=FakeResult(picks=make_picks("pick"))) == 0
+    assert capsys.readouterr().out == sentence + "written into a.yaml:\n"
+    assert search("--quiet", "--verbose") == 2
+    assert "--quiet and --verbose ask for opposites" in capsys.readouterr().err
+
+
+def test_the_screen_comes_last_and_says_how_to_apply_what_is_proven(search, capsys):
+    assert search("--verbose", result=FakeResult()) == 0
+    said = capsys.readouterr().out
+    assert said.index("Highest throughput") < said.index("1.32 × as fast as your settings")
+    last = said.splitlines()[-2:]
+    assert last == ["apply    the same command with --apply a.yaml", "files    runs/report.html, tune.json, trials.csv"]
+    assert search(result=FakeResult(document=build_document(OPEN))) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("\nKeep your settings, no gain is proven")
+    assert "\napply " not in said
+
+
+def test_a_workload_without_a_file_is_told_how_to_train_with_what_was_found(search, monkeypatch, capsys):
+    changes = SimpleNamespace(values={"data.num_workers": 2, "speed.fused_optimizer": True})
+    monkeypatch.setattr("fulltilt.tuner.answer.apply.plan_changes", lambda *args, **options: changes)
+    monkeypatch.setattr("fulltilt.tuner.tune", lambda *args, **options: FakeResult(picks=make_picks("pick")))
+    assert run_command(["tune", "my_module:workload", "--device", "cpu"]) == 0
+    wanted = "fulltilt train my_module:workload --device cpu data.num_workers=2 speed.fused_optimizer=true"
+    assert wanted in read_words(capsys)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fulltilt.config import config_from_values, load_config, plan_of
-from fulltilt.engine.build.assemble import build_workload, name_run
+import fulltilt
+from fulltilt.config import config_for_object, config_from_values, load_config, plan_of
+from fulltilt.engine.build.assemble import build_workload, name_origins, name_run
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.optimizers import OPTIMIZERS
 from fulltilt.engine.step.train_step import TrainStep
@@ -199,3 +200,27 @@ def test_optimizers_have_torchs_defaults(name):
 def test_a_run_is_named_after_its_configuration():
     assert name_run(configure(DIGITS | {"run": {"name": "first"}})) == "first"
     assert name_run(configure(DIGITS)) == "classification"
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "optimizer", "rate"),
+    [
+        (["task=assemble_user_code:workload"], "default", "default", "default"),
+        (["task=assemble_user_code:workload", "data.batch_size=8", "optim.lr=0.5"], "word", "default", "word"),
+        (["task=assemble_user_code:workload", "optim.optimizer=sgd(lr=0.5)"], "default", "word", "word"),
+        (["task=assemble_user_code:make(width=3)"], "default", "code", "code"),
+    ],
+)
+def test_where_batch_size_optimizer_and_rate_came_from_is_known(user_code, words, batch, optimizer, rate, monkeypatch):
+    monkeypatch.chdir(user_code)
+    task, *others = words
+    config = config_for_object(task.removeprefix("task="), others)
+    names = {"default": "fulltilt's default", "code": "the workload's own code", "word": "command line"}
+    found = name_origins(config, build_workload(config))
+    assert found == {"batch_size": names[batch], "optimizer": names[optimizer], "learning_rate": names[rate]}
+
+
+def test_a_workload_that_no_configuration_gave_an_optimizer_has_that_of_pytorch(user_code):
+    workload = fulltilt.Workload(model=lambda: nn.Linear(2, 2), dataset=list, loss=nn.CrossEntropyLoss())
+    found = name_origins(configure({}, user_code), workload)
+    assert found["optimizer"] == found["learning_rate"] == "PyTorch's default"

@@ -18,7 +18,16 @@ from fulltilt.engine.ranks.process import IS_ALONE, N_CELLS, Link, Marks
 from fulltilt.errors import ConfigError, DeviceMemoryError, RankFailedError, RankHungError, UsageError
 from fulltilt.records import CheckpointStarted, Noted, RunEnded, StepsDone
 
-OPTIONS = ("max_restarts", "restarted_with", "hang_limit_s", "start_limit_s", "raised_by", "plan_again", "on_start")
+OPTIONS = (
+    "max_restarts",
+    "restarted_with",
+    "hang_limit_s",
+    "start_limit_s",
+    "raised_by",
+    "plan_again",
+    "on_start",
+    "environment",
+)
 
 
 def run(function, listeners=(), **given):
@@ -46,6 +55,12 @@ def test_ranks_know_their_place_and_the_first_one_returns(capfd):
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert run(rank_bodies.read_environment, names=names) == (dict(zip(names, "0202", strict=True)), 0)
     assert capfd.readouterr().out == "printed by a rank\n"  # once
+
+
+def test_ranks_have_the_variables_that_their_plan_wants(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    wanted = {"OMP_WAIT_POLICY": "passive"}
+    assert run(rank_bodies.read_environment, names=[*wanted], environment=wanted) == (wanted, 0)
 
 
 def test_listeners_stay_in_the_parent_and_have_stored_what_a_checkpoint_counts_on(tmp_path):

@@ -146,6 +146,41 @@ def test_the_end_tells_graphs_and_why_any_was_compiled_again(value):
     assert "expected 8, actual 4" in report
 
 
+@pytest.mark.parametrize(
+    ("value", "options"),
+    [
+        (True, {}),
+        ("reduce-overhead", {"triton.cudagraphs": True}),
+        ("max-autotune", {"max_autotune": True, "coordinate_descent_tuning": True}),
+    ],
+)
+def test_each_mode_reaches_the_compiler_and_is_read_back(value, options, monkeypatch):
+    asked = []
+
+    def compile_fx(graph, *_, config_patches):
+        asked.append(config_patches)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    setup = build(False).setup
+    lever.LEVER.apply(setup, value)
+    assert setup.forward is not None
+    setup.forward(torch.randn(8, 6))
+    assert asked == [options]
+    assert lever.LEVER.observe(setup) == value
+
+
+@pytest.mark.parametrize("n_skipped", [0, 2])
+def test_graphs_that_became_no_cuda_graph_are_told(n_skipped, monkeypatch):
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setitem(counters["inductor"], "cudagraph_skips", n_skipped)
+    run = build(True)
+    take_steps(run, 1)
+    (report,) = find_reports(run.plan, run.setup)
+    assert ("2 of them without a CUDA graph" in report) == (n_skipped > 0)
+
+
 def test_a_model_that_is_declined_is_told_and_not_taken_for_compiled():
     class Recurrent(nn.LSTM):
         def __init__(self) -> None:

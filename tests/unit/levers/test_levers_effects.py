@@ -331,6 +331,11 @@ def see_device_prefetch() -> None:
 SEEN_ELSEWHERE = {
     "compile": "test_levers_compile.py::test_evaluation_and_counting_compile_nothing",
     "retain_freed_memory": "test_levers_retain_freed_memory.py::test_asking_under_a_memory_limit_changes_nothing",
+    "thread_affinity": "test_levers_thread_affinity.py::test_each_thread_has_a_core_of_its_own_until_the_run_ends",
+    "wait_policy": (
+        "test_levers_wait_policy.py::"
+        "test_a_passive_thread_sleeps_at_once_an_active_one_never_and_by_default_it_spins_first"
+    ),
 }
 
 

@@ -95,8 +95,10 @@ CASES = {
     "precision": Case(values=("bf16", "fp16"), rtol=5e-2),
     "prefetch_factor": Case(values=(1, 4), given={"num_workers": 1}),
     "retain_freed_memory": Case(values=(), held_by="test_levers_retain_freed_memory.py::test_the_same_is_learned"),
+    "thread_affinity": Case(values=(True,), given={"threads": 2}),
     "threads": Case(values=(2,)),
     "transforms": Case(values=("device",), dataset=build_pixels),
+    "wait_policy": Case(values=(), held_by="test_levers_wait_policy.py::test_the_same_is_learned"),
     "worker_threads": Case(values=(2,), given={"num_workers": 1}),
 }
 

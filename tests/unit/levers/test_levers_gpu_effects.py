@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.step.train_step import TrainStep
+from fulltilt.hardware import has_c_compiler
 from fulltilt.levers import find_reports
 from fulltilt.measure import NullTimer
 
@@ -52,6 +53,12 @@ class Product(nn.Module):
         return self.conv(out_BP[:, None])[:, 0]
 
 
+def build_convolution() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3)
+    )  # fmt: skip
+
+
 def build(**plan: Any) -> Run:
     return lever_cases.build(
         Product, build_rows, loss=lambda outputs_BP, _: outputs_BP.square().mean(), device="cuda", **plan
@@ -85,6 +92,22 @@ def test_products_of_a_tf32_run_are_rounded_as_tf32_is():
         train(run)
         assert observe(run, "precision") == "fp32"
         assert all(gap < TF32_GAP for gap in run.setup.model.gaps), "an earlier plan's tf32 does not reach these steps"
+
+
+@pytest.mark.skipif(not has_c_compiler(), reason="torch.compile needs a C++ compiler")
+def test_steps_replayed_as_cuda_graphs_learn_as_those_of_eager_mode(tmp_path):
+    from torch._dynamo.utils import counters
+
+    def train_epochs(value: bool | str) -> list[float]:
+        with lever_cases.build(build_convolution, dataset, device="cuda", compile=value) as run:
+            losses = [loss for epoch in range(4) for loss in take_steps(run, epoch=epoch)]
+            assert observe(run, "compile") == value
+            return losses
+
+    _, dataset = write_rows(tmp_path / "f.h5", np.arange(36) % 3)  # each epoch ends with a batch of another size
+    counters.clear()
+    torch.testing.assert_close(train_epochs("reduce-overhead"), train_epochs(False), rtol=1e-2, atol=1e-3)
+    assert counters["inductor"]["cudagraph_skips"] == 0
 
 
 @pytest.mark.parametrize(("value", "keeps"), [(None, True), ("1 step", False)])

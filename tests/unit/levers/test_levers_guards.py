@@ -39,9 +39,15 @@ AMPERE = Facts(device_type="cuda", compute_capability=(8, 6), n_cores_usable=8)
         ({"activation_checkpointing": True}, replace(CPU, n_checkpointable=0), "no repeated blocks"),
         ({"compile": "regional"}, replace(CPU, n_checkpointable=0), "no repeated blocks to compile"),
         ({"deterministic": True, "compile": "max-autotune"}, CPU, "picked by timing"),
+        ({"compile": "reduce-overhead"}, CPU, "NVIDIA GPUs only; use compile true"),
+        ({"accumulate": 2, "compile": "reduce-overhead"}, AMPERE, "use accumulate 1, or compile true"),
+        ({"compile": "reduce-overhead"}, replace(AMPERE, n_ranks=2), "use one device, or compile true"),
         ({"deterministic": True, "cudnn_benchmark": True}, AMPERE, "from run to run"),
         ({"expandable_segments": True}, CPU, "CUDA allocator"),
         ({"retain_freed_memory": True}, AMPERE, "in the device's memory"),
+        ({"wait_policy": "passive"}, AMPERE, "operators on the CPU"),
+        ({"thread_affinity": True}, AMPERE, "operators on the CPU"),
+        ({"threads": 1, "wait_policy": "active"}, CPU, "one thread"),
         ({"empty_cache_every": "5 epochs"}, CPU, "CUDA allocator"),
         ({"device_prefetch": True}, CPU, "no device to copy"),
         ({"threads": 4097}, CPU, "threads=4097: at most 4,096"),  # more would end the process
@@ -69,6 +75,7 @@ def test_values_that_cannot_apply_say_why(change, facts, word):
         ({"precision": "tf32", "cudnn_benchmark": True, "pin_memory": True, "channels_last": True}, AMPERE),
         ({"cudnn_benchmark": True}, replace(AMPERE, has_conv=False, has_any_conv=True)),
         ({"fused_optimizer": True}, replace(CPU, optimizer="Adagrad")),
+        ({"compile": "reduce-overhead", "precision": "fp16"}, AMPERE),
         ({"fused_optimizer": True, "compile": True, "activation_checkpointing": True}, CPU),
     ],
 )
@@ -115,6 +122,19 @@ def test_wsl_and_emulation_are_noted():
     assert "#192330" in find_notes(default_plan({"expandable_segments": True}), replace(AMPERE, is_wsl=True))[0]
     assert "does not prevent" in find_notes(default_plan({"empty_cache_every": "5 epochs"}), AMPERE)[0]
     assert find_notes(default_plan(), AMPERE) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "values"),
+    [
+        (CPU, (False,)),
+        (AMPERE, (False, True, "reduce-overhead")),
+        (replace(AMPERE, n_ranks=2), (False, True)),
+        (replace(AMPERE, has_c_compiler=False), (False,)),
+    ],
+)
+def test_compile_is_tried_with_cuda_graphs_where_there_can_be_some(facts, values):
+    assert load_catalogue()["compile"].candidates(facts) == values
 
 
 USE_AMP = {True: "auto", False: "fp32", "bf16": "bf16", "16-mixed": "fp16", "bfloat16": "bf16", "no": "fp32"}

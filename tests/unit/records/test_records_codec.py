@@ -18,7 +18,7 @@ from fulltilt.records import (
     encode,
     loads,
 )
-from fulltilt.tuner.picks.picks import Pick
+from fulltilt.tuner.answer.picks import Pick
 
 PLAN = Plan(batch_size=64, accumulate=2, num_workers=0, precision="bf16", pin_memory=False, threads=None)
 PHASES = PhasesMs(data_wait=0.5, h2d=None, forward=2.0, backward=4.0, optimizer=0.25, other=0.25, step=7.0)
@@ -72,7 +72,7 @@ def test_a_wrong_value_is_named(change, said):
         decode(Trial, {key: value for key, value in data.items() if value is not None})
 
 
-@pytest.mark.parametrize("name", ["tied_with", "changes", "runs_samples_per_s"])
+@pytest.mark.parametrize("name", ["tied_with", "changes", "proven", "gain"])
 def test_a_pick_without_a_key_is_told_by_it(name):
     data = encode(Pick(trial=build_trial(), rule="fastest"))
     with pytest.raises(ValueError, match=rf"^Pick\.{name} is missing$"):

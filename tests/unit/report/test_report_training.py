@@ -68,7 +68,7 @@ def read_charts(html):
     """Caption and axis → the chart as XML."""
     charts = {}
     for caption, body in re.findall(r"<figure><figcaption>(.*?)</figcaption>(.*?)</figure>", html, re.S):
-        for axis, svg in re.findall(r'<div class="by-(\w+)">(<svg.*?</svg>)', body, re.S):
+        for axis, svg in re.findall(r'<div class="by-(\w+)"><div class="plot">(<svg.*?</svg>)</div>', body, re.S):
             charts[caption, axis] = ET.fromstring(svg)
     return charts
 

@@ -13,7 +13,7 @@ from fulltilt.errors import NoPlanError, StorageError, UsageError
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import PhasesMs
 from fulltilt.tuner.answer.apply import apply_result, check_target, find_varied_levers, plan_changes
-from fulltilt.tuner.picks.recommend import LearningRate
+from fulltilt.tuner.picks.changes import LearningRate
 
 TEXT = "model: small_cnn  # mine\ndata: {dataset: digits, batch_size: 32}\noptim: {lr: 0.1}  # tuned by hand\n"
 
@@ -33,17 +33,20 @@ PROMISED = {"ci95": (100.0, 300.0), "runs": (150.0, 200.0)}
 
 
 def recommend(config, changes, rate=SAME_RATE, *, user_plan=None, ci95=None, runs=(), tried=(), probes=(), **measured):
-    """A search that ran the user's plan, that plan with ``changes`` and the ``tried``, and recommends the second."""
+    """A search that ran the user's plan, that plan with ``changes`` and the ``tried``, and recommends the second.
+
+    ``runs`` are the speeds of its turns.
+    """
     user_plan = user_plan or plan_of(config)
     trial = make_trial(user_plan.replace(**changes), samples_per_s_ci95=ci95, **measured)
     return types.SimpleNamespace(
-        picks=types.SimpleNamespace(recommended=types.SimpleNamespace(trial=trial, runs_samples_per_s=runs)),
+        picks=types.SimpleNamespace(recommended=types.SimpleNamespace(trial=trial)),
         learning_rate=rate,
         machine=types.SimpleNamespace(hostname_hash="00ab12"),
         workload={"name": "digits", "model": "CNN", "n_parameters": 10, "data": "Digits, 8 samples"},
         user_plan=user_plan,
         trials=(trial, *map(make_trial, (user_plan, *tried))),
-        repeats=(),
+        repeats=tuple(make_trial(trial.plan, samples_per_s=rate, kind="repeat") for rate in runs),
         probes=probes,
         baseline=make_trial(user_plan),
     )
@@ -70,17 +73,25 @@ def config(file):
 
 def apply(file, searched, changes, rate=SAME_RATE, **more):
     """Apply a result → what became of the file, and its configuration then."""
-    applied = apply_result(recommend(searched, changes, rate, **more), file, searched=searched)
+    applied = write_result(recommend(searched, changes, rate, **more), file, searched)
     return applied, load_config(file)
 
 
+def write_result(result, file, searched):
+    return apply_result(result, file, pick=result.picks.recommended, searched=searched)
+
+
+def plan(result, config):
+    return plan_changes(result, config, result.picks.recommended, searched=config)
+
+
 def plan_values(result, config):
-    return plan_changes(result, config, searched=config).values
+    return plan(result, config).values
 
 
 def test_only_what_differs_is_written_and_comments_stay(config, file):
     changes = {"batch_size": 128, "compile": True}
-    planned = plan_changes(recommend(config, changes, SQRT), config, searched=config)
+    planned = plan(recommend(config, changes, SQRT), config)
     assert planned.values == {"data.batch_size": 128, "speed.compile": True, "optim.lr": 0.2}
     assert planned.plan == plan_of(config).replace(**changes)
     applied, written = apply(file, config, changes, SQRT)
@@ -94,7 +105,7 @@ def test_a_rate_that_the_file_does_not_set_is_not_written(config):
     said = "the learning rate is set by code, not by the file: scale it × 2 there (sqrt rule, effective batch 32 → 128)"
     for start in (None, 0.7):  # not known; set by the workload's own code
         rate = LearningRate(rule="sqrt", start=start, to=None)
-        planned = plan_changes(recommend(config, {"batch_size": 128}, rate), config, searched=config)
+        planned = plan(recommend(config, {"batch_size": 128}, rate), config)
         assert (planned.values, planned.notes) == ({"data.batch_size": 128}, (said,))
     assert plan_values(recommend(config, {"num_workers": 2}, SQRT), config) == {"data.num_workers": 2}
 
@@ -164,7 +175,7 @@ def test_every_spelling_of_a_lever_is_written(config, write):
         "dataloader:\n  train: basic(prefetch_factor=2)\n"
     )
     plan = {"batch_size": 16, "accumulate": 2, "precision": "bf16", "prefetch_factor": 4, "num_workers": 2}
-    apply_result(recommend(config, plan), file, searched=config)
+    write_result(recommend(config, plan), file, config)
     assert plan_of(load_config(file)) == plan_of(config).replace(**plan)
     written = file.read_text()
     assert "gradient_accumulation: 2  # STL-10\n    mixed_precision: bf16\n" in written
@@ -208,17 +219,34 @@ def test_a_promise_gives_way_to_that_of_a_later_search_and_with_its_plan(config,
     assert apply(file, config, {})[0].diff == ""
     applied, written = apply(file, config, {"num_workers": 2}, ci95=(100.0, 300.0))
     assert written.run.promise is None
-    assert applied.notes == ("no run.promise was written: the plan ran 0 times side by side, 2 are needed",)
+    assert applied.notes == ("no run.promise was written: the plan took turns with others in less than two groups",)
 
 
-@pytest.mark.parametrize("busy", ["row", "run beside it", None])
-def test_a_promise_of_a_busy_machine_is_marked(config, file, busy):
-    result = recommend(config, {"compile": True}, **(BUSY if busy == "row" else {}), **PROMISED)
-    if busy == "run beside it":
-        result.repeats = (make_trial(result.picks.recommended.trial.plan, samples_per_s=150.0, **BUSY),)
-    apply_result(result, file, searched=config)
-    assert load_config(file).run.promise.cpu_pressure_pct == (98.0 if busy else None)
-    assert ("# fulltilt tune: 1,234 samples/s, on a busy machine" in file.read_text()) == bool(busy)
+@pytest.mark.parametrize("runs", [(), (150.0,)])
+def test_a_promise_needs_two_groups_of_turns(config, file, runs):
+    """One process says nothing of how much the next one differs."""
+    applied, written = apply(file, config, {"num_workers": 2}, ci95=(100.0, 300.0), runs=runs)
+    assert (written.data.num_workers, written.run.promise) == (2, None)
+    assert "less than two groups" in applied.notes[0]
+
+
+def test_a_promise_is_of_the_turns_where_the_whole_run_has_no_interval(config, file):
+    _, written = apply(file, config, {"num_workers": 2}, runs=(150.0, 210.0, 180.0))
+    assert written.run.promise.samples_per_s == [150.0, 210.0]
+
+
+def test_another_pick_than_the_recommended_one_is_written_where_it_is_asked_for(config, file):
+    result = recommend(config, {}, tried=[plan_of(config).replace(num_workers=2)])
+    best = types.SimpleNamespace(trial=result.trials[-1])
+    apply_result(result, file, pick=best, searched=config)
+    assert load_config(file).data.num_workers == 2
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_promise_of_a_busy_machine_is_marked(config, file, is_busy):
+    apply(file, config, {"compile": True}, **(BUSY if is_busy else {}), **PROMISED)
+    assert load_config(file).run.promise.cpu_pressure_pct == (98.0 if is_busy else None)
+    assert ("# fulltilt tune: 1,234 samples/s, on a busy machine" in file.read_text()) == is_busy
     apply(file, config, {"compile": True}, **PROMISED)
     assert "busy" not in file.read_text(), "the mark goes with the figure"
 
@@ -242,7 +270,7 @@ def test_a_file_that_is_not_writable_or_whose_settings_did_not_run_is_refused_an
     result.baseline, result.picks.recommended.trial.id = None, "t9"
     file.chmod(0o640)
     with pytest.raises(NoPlanError, match=r"left as it was.*nothing is known of how t9 compares.*larger --budget"):
-        apply_result(result, file, searched=config)
+        write_result(result, file, config)
     assert file.read_text() == TEXT
     assert apply(file, config, {"num_workers": 2})[0].diff
     assert file.stat().st_mode & 0o7777 == 0o640
@@ -261,7 +289,7 @@ def test_a_file_of_another_workload_is_refused_and_stays(write, other, said):
     searched = load_config(write(f"task: classification\n{TEXT}", "searched.yaml"))
     file = write(other)
     with pytest.raises(UsageError, match=said) as refused:
-        apply_result(recommend(searched, {"threads": 1}), file, searched=searched)
+        write_result(recommend(searched, {"threads": 1}), file, searched)
     assert refused.value.exit_code == 2
     assert file.read_text() == other
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.unit.tuner.tuner_cases import USER, make_row
+from tests.unit.tuner.tuner_cases import USER, make_row, make_turns
 
 from fulltilt.errors import RunFolderError
+from fulltilt.records import IN_TURNS, WHOLE_RUN
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
-from fulltilt.tuner.search.session import END_TO_END, REPEAT
 
 FIRST, SECOND = make_row(1, 10.0), make_row(2, 10.0)
+OTHER, THIRD = USER.replace(num_workers=2), USER.replace(num_workers=4)
+
+
+def make_group(group, *plans, first=10, **options):
+    return [make_turns(first + 10 * group + i, group, 100.0, plan=plan, **options) for i, plan in enumerate(plans)]
 
 
 @pytest.fixture
@@ -35,13 +40,48 @@ def open_journal(tmp_path):
 
 
 def test_rows_come_back_in_order_and_once(open_journal):
-    open_journal(FIRST, make_row(2, 10.0, kind=REPEAT), make_row(3, 10.0, kind=REPEAT))
+    open_journal(FIRST, make_row(2, 10.0, kind="device"), make_row(3, 10.0, kind="device"))
     journal = open_journal()
-    assert journal.take((USER, END_TO_END, None, None)).id == "t1"
-    assert journal.take((USER, END_TO_END, None, None)) is None
-    assert [journal.take((USER, REPEAT, None, None)).id for _ in range(2)] == ["t2", "t3"]
-    assert journal.take((USER, REPEAT, None, None)) is None
-    assert journal.next_id() == "t4"
+    assert journal.holds((USER, WHOLE_RUN))
+    assert journal.take((USER, WHOLE_RUN)).id == "t1"
+    assert journal.take((USER, WHOLE_RUN)) is None
+    assert [journal.take((USER, "device")).id for _ in range(2)] == ["t2", "t3"]
+    assert journal.take((USER, "device")) is None
+    assert (journal.next_ids(), journal.next_ids(2)) == (["t4"], ["t4", "t5"])
+
+
+def test_groups_come_back_whole_in_order_and_once(open_journal):
+    pairs = [make_group(1, USER, OTHER), make_group(2, USER, THIRD), make_group(3, USER, OTHER)]
+    open_journal(FIRST, *pairs[0], *pairs[1], *pairs[2])
+    journal = open_journal()
+    assert journal.count_groups() == 3
+    assert not journal.take_group([USER, OTHER, THIRD]), "a group of other plans says nothing of these"
+    assert not journal.take_group([USER])
+    assert [journal.take_group([OTHER, USER]) for _ in range(3)] == [pairs[0], pairs[2], []]
+    assert journal.take((USER, IN_TURNS)) is None
+    assert journal.take_rest((WHOLE_RUN, IN_TURNS)) == [FIRST, *pairs[1]]
+    assert not journal.holds_group([USER, THIRD])
+
+
+def test_a_group_in_which_a_plan_failed_answers_for_all_plans_that_it_had(open_journal):
+    """It was measured anew by every search that read it back: its row is that of the plan that failed alone."""
+    failed, after = make_group(1, OTHER, status="error"), make_group(2, USER, THIRD)
+    open_journal(*failed, *after)
+    journal = open_journal()
+    assert not journal.holds_group([USER, THIRD.replace(num_workers=1)])
+    assert journal.take_group([USER, OTHER, THIRD]) == failed
+    assert journal.take_group([USER, THIRD]) == after
+
+
+def test_a_group_that_was_torn_or_damaged_is_measured_anew_under_another_number(open_journal, file):
+    open_journal(*make_group(1, USER, OTHER), *make_group(2, USER, OTHER))
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:3]) + lines[3][:40])
+    journal = open_journal()
+    assert journal.take_group([USER, OTHER]) == make_group(1, USER, OTHER)
+    assert not journal.holds_group([USER, OTHER])
+    assert journal.count_groups() == 2
+    assert [row.id for row in journal.take_rest((IN_TURNS,))] == ["t30"], "what is whole of it is kept as a row"
 
 
 def test_an_unreadable_line_is_left_out_with_a_note_that_names_it(open_journal, file):

@@ -16,7 +16,6 @@ from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.model_first import FULL, QUICK, model_first
 from fulltilt.tuner.search.session import Session
-from fulltilt.tuner.search.strategies import count_finalists
 
 BATCHES = tuple(2**i for i in range(14))
 WORKERS = (0, 2, 4, 8, 12, 16)
@@ -111,8 +110,6 @@ def test_on_a_noisy_machine_all_runs_are_made_that_the_search_may_make():
     """Where bf16 gains nothing the model is soon sure; blocks that differ by 12 % take that away."""
     quiet, noisy = (search(Machine(gain=0.7, half_width=half_width)) for half_width in (0.01, 0.12))
     assert len(quiet.rows) < len(noisy.rows) <= FULL.n_whole + FULL.n_polish + 2 * FULL.n_noisy
-    n_finalists = [count_finalists("model_first", session.rows) for session in (quiet, noisy)]
-    assert n_finalists == [2, 4], "more are measured again where single runs are lucky ones"
 
 
 def test_a_noisy_machine_is_looked_at_beyond_the_neighbours_of_the_best():

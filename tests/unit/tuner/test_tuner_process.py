@@ -16,7 +16,7 @@ REQUEST = TrialRequest(source=WorkloadSource(config={}, base_dir="."), device="c
 def end(folder, kind="trial", *, elapsed_s=61.0, part=None, silent_s=None, patience_s=60.0):
     """The reason why a process with a deadline of 60 s was ended; None where it was not."""
     request = dataclasses.replace(REQUEST, patience_s=patience_s, kind=kind)
-    watch = process._Watch(request, None, folder / "t1.log", None)
+    watch = process.Watch(request, None, folder / "t1.log")
     if silent_s is not None:
         watch._progress_s = time.monotonic() - silent_s
     watch._missed, watch._part = watch._find_missed_deadline(elapsed_s), part
@@ -40,8 +40,10 @@ def test_a_deadline_ends_with_what_raises_it(tmp_path, patience_s, remedy, part)
 def test_what_a_trial_takes_is_without_the_clean_up_after_it(tmp_path, monkeypatch):
     passed_s = []
     monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: sum(passed_s)))
-    monkeypatch.setattr(process._Watch, "run", lambda watch: passed_s.append(3.0))
-    monkeypatch.setattr(process._Watch, "close", lambda watch: passed_s.append(10.0))
+    monkeypatch.setattr(process.Watch, "fork", lambda watch: passed_s.append(1.0))
+    monkeypatch.setattr(process.Watch, "wait", lambda watch: passed_s.append(2.0))
+    monkeypatch.setattr(process.Watch, "is_alive", property(lambda watch: len(passed_s) < 2))
+    monkeypatch.setattr(process.Watch, "close", lambda watch: passed_s.append(10.0))
     zygote = SimpleNamespace(start=lambda: None)
     assert process.run_trial_process(REQUEST, zygote=zygote, log_path=tmp_path / "t1.log").seconds == 3.0
 

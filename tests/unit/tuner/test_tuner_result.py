@@ -1,20 +1,18 @@
 """The JSON document: its schema, its way back, and a reason for every null."""
 
 import dataclasses
-import itertools
 import json
 
 import jsonschema
 import pytest
 from tests.simulated_target import Answer, SimulatedTarget
-from tests.unit.tuner.tuner_cases import USER, make_row, run_beside, search_to_the_end
+from tests.unit.tuner.tuner_cases import USER, make_row, make_turns, search_to_the_end
 
 from fulltilt.levers import Facts
 from fulltilt.records import Roof
-from fulltilt.tuner.answer.conclude import conclude, tie_with_baseline
+from fulltilt.tuner.answer.conclude import conclude, select_rows
 from fulltilt.tuner.answer.quality import judge
 from fulltilt.tuner.answer.result import EpochSeconds, TuneResult, build_epoch_seconds, read_schema
-from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.session import Session
@@ -24,41 +22,45 @@ SPACE = Space(axes={"batch_size": (64, 128)}, base=USER, user_plan=USER, facts=F
 ROOF = Roof(name="matmul fp32", unit="tflops", measured=1.0, measured_ci95=(0.9, 1.1))
 
 
-def build_result(rates=(180.0, 100.0, 101.0, 182.0), *, roofs=(ROOF,), n_samples=1800):
-    """A search whose finalist and baseline ran side by side at these rates, with probes and roofs."""
-    ends = {64: Answer(samples_per_s=180.0), 128: Answer(status="out_of_memory")}
-    again = itertools.cycle(rates)
+class Target(SimulatedTarget):
+    """Whole runs have the figures that advice is made from, too."""
 
-    def answer(plan, *, id, why, kind="end_to_end"):
-        end = ends[plan["batch_size"]] if kind == "end_to_end" else Answer(samples_per_s=next(again))
-        row = SimulatedTarget(lambda _: end)(plan, id=id, why=why, kind=kind)
+    def __call__(self, plan, **asked):
+        row = super().__call__(plan, **asked)
         figures = {"flops_per_sample": 1e9, "flops_coverage_pct": 100.0, "cpu_pressure_pct": 50.0}
         return dataclasses.replace(row, **figures) if row.status == "ok" else row
 
-    session = Session(answer, Journal())
+
+def build_result(gain_pct=80.0, *, roofs=(ROOF,), n_samples=1800):
+    """A search whose finalist is so much faster than the user's own plan, with probes and roofs."""
+    ends = {32: Answer(samples_per_s=100.0), 64: Answer(samples_per_s=100.0 + gain_pct)}
+    target = Target(lambda plan: ends.get(plan["batch_size"], Answer(status="out_of_memory")))
+    session = Session(target, Journal())
     workload = {"learning_rate": 0.1, "n_samples": n_samples}
-    made = search_to_the_end(session, SPACE, workload=workload, run={"epochs": 10})
-    probe = dataclasses.replace(session.rows[0], id="t20", kind="device")
-    estimate = dataclasses.replace(probe, id="t21", kind="memory", samples_per_s=None, samples_per_s_ci95=None)
+    made, proof = search_to_the_end(session, SPACE, workload=workload, run={"epochs": 10})
+    probe = dataclasses.replace(session.rows[1], id="t90", kind="device")
+    estimate = dataclasses.replace(probe, id="t91", kind="memory", samples_per_s=None, samples_per_s_ci95=None)
     session.probes += [probe, estimate]
-    return conclude(made, roofs, "none was measured")
+    return conclude(made, proof, roofs, "none was measured")
 
 
-def test_a_gain_that_is_not_proven_is_a_tie_with_the_settings_as_they_were():
-    unproven = build_result(rates=(180.0, 100.0, 170.0, 182.0))
-    assert unproven.savings.verdict == "no gain"
-    assert unproven.baseline.id in unproven.picks.recommended.tied_with
-    assert unproven.picks.throughput.trial == unproven.picks.recommended.trial
-    assert unproven.picks.throughput.tied_with == unproven.picks.recommended.tied_with, "one plan, one set of ties"
-    assert unproven.search.n_undecided == len(unproven.picks.recommended.tied_with)
-    assert build_result().picks.recommended.tied_with == ()
-    # Of a plan of which a run failed the row is the failed one, and a tie with it stood beside its status.
-    own, others = ([row for row in unproven.trials if (row.plan == USER) == is_own] for is_own in (True, False))
-    failed = [dataclasses.replace(row, status="timeout", reason="no answer") for row in own]
-    picks = recommend.pick(others, user_plan=USER, memory_limit_gib=8.0)
-    before = dataclasses.replace(unproven, trials=(*failed, *others), picks=picks)
-    assert tie_with_baseline(before) == before
-    assert tie_with_baseline(dataclasses.replace(before, trials=unproven.trials)) != before
+def test_a_gain_that_is_not_proven_is_told_of_the_plan_and_the_settings_as_they_were_stay():
+    unproven, proven = build_result(0.0), build_result()
+    assert (unproven.savings.verdict, proven.savings.verdict) == ("equal", "faster")
+    assert unproven.picks.recommended.trial == unproven.baseline
+    assert unproven.picks.unproven.trial.id in unproven.picks.recommended.tied_with
+    assert (proven.picks.unproven, proven.picks.recommended.tied_with) == (None, ())
+    assert proven.picks.throughput.trial == proven.picks.recommended.trial
+    for result in (unproven, proven):
+        assert result.learning_rate.to == pytest.approx(0.1 * 2**0.5), "of the plan that came out ahead"
+
+
+def test_the_row_of_a_plan_is_its_first_whole_run_or_the_turn_in_which_it_failed():
+    rows = [make_row(1, 100.0), make_row(2, 120.0, num_workers=2), make_row(3, 130.0, num_workers=2)]
+    turns = [make_turns(4, 1, 90.0), make_turns(5, 1, 95.0, num_workers=2)]
+    assert [row.id for row in select_rows(rows, turns)] == ["t1", "t2"]
+    turns.append(make_turns(6, 2, None, status="timeout", num_workers=2))
+    assert [row.id for row in select_rows(rows, turns)] == ["t1", "t6"]
 
 
 def build_verification():
@@ -70,7 +72,8 @@ def build_verification():
 
 def test_the_document_follows_its_schema_and_comes_back():
     verified = dataclasses.replace(build_result(), verification=build_verification())
-    for result in (verified, dataclasses.replace(verified, savings=None, advice=None, verification=None)):
+    unproven = build_result(0.0)
+    for result in (unproven, verified, dataclasses.replace(verified, savings=None, advice=None, verification=None)):
         document = json.loads(result.to_json_text())
         jsonschema.validate(document, read_schema())
         assert TuneResult.read(document) == result
@@ -91,10 +94,12 @@ def test_a_result_has_probes_savings_and_advice_and_picks_that_are_whole_rows_of
     assert document["advice"]["roof"]["mfu_pct"] == pytest.approx(18.0)
     assert document["picks"]["memory"]["id"] == document["picks"]["recommended"]["id"]
     rows = {row["id"]: row for row in document["trials"]}
-    assert set(document["picks"]) == {"throughput", "efficiency", "recommended", "memory"}
-    for made in document["picks"].values():
+    assert set(document["picks"]) == {"throughput", "efficiency", "recommended", "memory", "unproven"}
+    for made in filter(None, document["picks"].values()):
         assert rows[made["id"]].items() <= made.items()
-        assert {"rule", "tied_with", "changes"} <= made.keys()
+        assert {"rule", "proven", "gain", "tied_with", "changes"} <= made.keys()
+    assert {row["kind"] for row in document["repeats"]} == {"repeat"}
+    assert document["search"]["n_groups"] == len({row["group"] for row in document["repeats"]}) == 4
 
 
 def test_every_null_of_the_new_parts_has_its_reason():
@@ -112,7 +117,7 @@ def test_every_null_of_the_new_parts_has_its_reason():
         lambda d: d.pop("picks"),
         lambda d: d["trials"][0].pop("samples_per_s"),
         lambda d: d["trials"][0].update(samples_per_s=None),
-        lambda d: d["trials"][1].update(reason=None),
+        lambda d: d["trials"][1].update(reason=None, status="error"),
         lambda d: d["trials"][0].update(status="fine"),
         lambda d: d["trials"][0].update(kind="device"),
         lambda d: d["trials"][0]["plan"].update(precision="auto"),
@@ -143,15 +148,14 @@ def test_an_epoch_is_samples_over_throughput_with_the_interval_turned_round():
     assert epoch.ci95 == pytest.approx((1000 / 220, 1000 / 180))
     assert build_epoch_seconds(row, None) == EpochSeconds(estimate=None, ci95=None)
     blind = dataclasses.replace(row, samples_per_s_ci95=None)
-    assert build_epoch_seconds(blind, 1000, runs=[blind]) == EpochSeconds(estimate=5.0, ci95=None)
+    assert build_epoch_seconds(blind, 1000, turns=[blind]) == EpochSeconds(estimate=5.0, ci95=None)
 
 
-def test_an_epochs_interval_holds_what_differs_between_processes_of_the_newest_comparison():
-    runs = run_beside(5, 200.0, 230.0, 180.0, comparison="today", spread_pct=1.0)
-    alone, together = (build_epoch_seconds(runs[0], 1000, runs=given) for given in ((), runs))
+def test_an_epochs_interval_holds_what_differs_between_processes_in_turns():
+    row = make_row(5, 200.0, spread_pct=1.0)
+    turns = [make_turns(6 + group, group, rate) for group, rate in enumerate((200.0, 230.0, 180.0))]
+    others = [make_turns(20 + group, group, 400.0, batch_size=64) for group in range(3)]
+    alone, together = (build_epoch_seconds(row, 1000, turns=given) for given in (turns[:1], [*turns, *others]))
     assert (alone.estimate, alone.ci95) == (5.0, pytest.approx((1000 / 202, 1000 / 198)))
-    assert together.estimate == pytest.approx(1000 / (200 * 230 * 180) ** (1 / 3)), "the base of what is saved"
+    assert together.estimate == pytest.approx(1000 / (200 * 230 * 180) ** (1 / 3))
     assert together.ci95[0] < 1000 / 230 < 1000 / 180 < together.ci95[1]
-    old = run_beside(1, 50.0, 60.0, comparison="yesterday")
-    others = run_beside(9, 400.0, 410.0, comparison="today", batch_size=64)
-    assert build_epoch_seconds(runs[0], 1000, runs=[*old, *runs, *others]) == together

@@ -6,25 +6,20 @@ import itertools
 import pytest
 from tests.simulated_target import Answer, Clock, SimulatedTarget
 from tests.unit.tuner.tuner_cases import USER as BASE
+from tests.unit.tuner.tuner_cases import build_space
 
-from fulltilt.levers import Facts, default_plan, find_obstacles
-from fulltilt.records import PROBES
+from fulltilt.levers import default_plan, find_obstacles
+from fulltilt.records import IN_TURNS, PROBES, WHOLE_RUN
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.tuner.picks.recommend import merge_repeats, pick
-from fulltilt.tuner.question.space import Space
+from fulltilt.stats.alternation import LOOKS
 from fulltilt.tuner.search import strategies as search
-from fulltilt.tuner.search.confirm import confirm
 from fulltilt.tuner.search.journal import Journal
-from fulltilt.tuner.search.progress import TrialDone, TrialStarted
-from fulltilt.tuner.search.search import run_finals
-from fulltilt.tuner.search.session import END_TO_END, REPEAT, Ask, Session
+from fulltilt.tuner.search.progress import TrialCut, TrialDone, TrialStarted, TurnsDone
+from fulltilt.tuner.search.search import run_proof
+from fulltilt.tuner.search.session import PROOF_S, RESERVE_SHARE, Ask, Session, TakeTurns
 
 SIZES = (16, 32, 64, 128, 256)
 A, B, C = (BASE.replace(batch_size=size) for size in (32, 64, 128))
-
-
-def build_space(base=BASE, **axes):
-    return Space(axes=axes, base=base, user_plan=base, facts=Facts(device_type="cpu", n_cores_usable=4))
 
 
 def answer_like_a_machine(plan):
@@ -137,76 +132,56 @@ def test_impossible_values_are_rows_that_never_reach_the_target():
     session, target, _ = run(search.skip_impossible(space), n_devices=4)
     [row] = session.rows
     assert (row.n_devices, row.batch_size_per_device) == (4, 3), "as many as the others"
-    assert (row.kind, row.status, row.reason) == (END_TO_END, "skipped", reason)
+    assert (row.kind, row.status, row.reason) == (WHOLE_RUN, "skipped", reason)
     assert row.null_reasons["samples_per_s"] == "not run"
     assert not target.asked
 
 
-@pytest.mark.parametrize(
-    ("rates", "spread_pct", "asked"),
-    [
-        pytest.param([[1.0] * 3] * 2, 5.0, [A, B, B, A, A, B], id="interleaved, in reverse every other round"),
-        pytest.param([[32.0] * 3, [64.0] * 3], 1.0, [A, B, B, A], id="the gap is clear"),
-        pytest.param([[100.0] * 3, [110.0] * 3], 20.0, [A, B, B, A, A, B], id="blocks differ more than the gap"),
-        pytest.param([[100.0] * 3, [102.0] * 3, [50.0] * 3], 6.0, [A, B, C, C, B, A, A, B], id="a slower one leaves"),
-        pytest.param([[100.0] * 3, [101.0] * 3, [900.0]], 8.0, [A, B, C, C, B, A, A, B], id="one that fails leaves"),
-        pytest.param([[100.0] * 3, [98.5] * 3], 0.1, [A, B, B, A], id="a tie that costs nothing"),
-    ],
-)
-def test_finalists_are_measured_again_in_rounds_until_they_are_told_apart(rates, spread_pct, asked):
-    finalists = {plan: itertools.chain(rate, [None]) for plan, rate in zip((A, B, C), rates, strict=False)}
-
-    def answer(plan):
-        rate = next(finalists[plan])
-        return Answer(samples_per_s=rate, spread_pct=spread_pct, status="ok" if rate else "out_of_memory")
-
-    session, target, _ = run(confirm([*finalists]), answer)
-    assert target.asked == asked
-    assert {row.kind for row in session.rows} == {REPEAT}
+def take_turns(*groups):
+    return (TakeTurns(plans=plans, why="") for plans in groups)
 
 
-def test_a_round_that_was_broken_off_is_begun_anew_and_repeats_of_another_comparison_are_no_answer(tmp_path):
-    def confirm_at(rate, plans=(A, B)):
-        target = SimulatedTarget(lambda plan: Answer(samples_per_s=rate, spread_pct=0.1))
-        session = run_in_folder(tmp_path, confirm(plans), target)
-        rows = [(row.plan, row.round, row.samples_per_s) for row in session.rows]
-        return target.asked, rows, session.journal.notes
-
-    asked, rows, notes = confirm_at(100.0)
-    assert notes == []
-    assert (asked, [row[1] for row in rows]) == ([A, B, B, A], [1, 1, 2, 2])
-    file = tmp_path / "trials.jsonl"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    for expected in ([B, A], []):  # begun anew, and then recorded whole
-        asked, rows, notes = confirm_at(101.0)
-        assert notes == ["t3: of a round that was broken off, set aside: a round counts only whole"]
-        assert asked == expected
-        assert rows == [(A, 1, 100.0), (B, 1, 100.0), (B, 3, 101.0), (A, 3, 101.0)]
-    asked, rows, _ = confirm_at(50.0, [B, C])
-    assert {(plan, rate) for plan, _, rate in rows if plan != A} == {(B, 100.0), (B, 101.0), (B, 50.0), (C, 50.0)}
-    assert set(asked) == {B, C}
+def test_plans_in_turns_have_rows_of_one_group_and_a_group_that_fails_has_that_of_the_failed_plan():
+    failed = Answer(status="error", reason="no luck")
+    session, target, _ = run(take_turns((A, B), (B, C), (A, B)), lambda plan: failed if plan == C else Answer())
+    assert target.groups == [(A, B), (B, C), (A, B)]
+    assert [(row.id, row.group, row.plan) for row in session.turns] == [
+        ("t1", 1, A), ("t2", 1, B), ("t4", 2, C), ("t5", 3, A), ("t6", 3, B),
+    ]  # fmt: skip
+    assert {row.kind for row in session.turns} == {IN_TURNS}
+    assert (session.rows, session.n_run) == ([], 5)
 
 
-def test_the_budget_ends_a_search_and_keeps_time_for_the_finalists():
+def test_a_group_that_was_recorded_is_not_run_again_and_what_nobody_asked_for_is_kept(tmp_path):
+    target = SimulatedTarget(lambda plan: Answer(samples_per_s=1.0))
+    first = run_in_folder(tmp_path, take_turns((A, B), (A, C), (A, B)), target)
+    assert len(target.groups) == 3
+    again = run_in_folder(tmp_path, take_turns((B, A), (A, B), (A, B)), target)
+    assert target.groups[3:] == [(A, B)]
+    assert {row.id for row in first.turns} < {row.id for row in again.turns}
+    assert [row.group for row in again.turns] == [1, 1, 3, 3, 4, 4, 2, 2]
+    assert (again.n_run, again.n_resumed) == (2, 6)
+
+
+@pytest.mark.parametrize("budget_s", [50.0, 100.0, 200.0])
+def test_the_budget_ends_a_search_and_keeps_time_for_the_turns(budget_s):
     clock = Clock()
-    session, target, is_complete = run(
-        search.exhaustive(SPACE), take(clock, 10.0), budget_s=100.0, reserve_trials=4, clock=clock
-    )
+    session, target, is_complete = run(search.exhaustive(SPACE), take(clock, 5.0), budget_s=budget_s, clock=clock)
     assert not is_complete
     assert session.is_budget_spent
-    assert len(target.asked) == 7  # 30 s, and not the 40 s of four trials, are kept back
-    assert not session.run(confirm([A, B]), may_use_reserve=True)
-    assert clock() == 90.0  # one round of two; 10 s are left, and half a round would compare nothing
+    kept_s = min(PROOF_S, RESERVE_SHARE * budget_s)
+    assert clock() == 5.0 * len(target.asked) == budget_s - kept_s
+    assert not session.run(take_turns(*[(A, B)] * 20), may_use_reserve=True)
+    assert len(target.groups) == kept_s // 10
+    assert clock() == budget_s  # half a group would compare nothing
 
 
 def test_probes_leave_time_for_the_first_whole_run():
     clock = Clock()
-    session, target, is_complete = run(
-        ask_sizes(kind="device"), take(clock, 10.0), budget_s=40.0, reserve_trials=0, clock=clock
-    )
+    session, target, is_complete = run(ask_sizes(kind="device"), take(clock, 10.0), budget_s=75.0, clock=clock)
     assert (len(target.asked), is_complete) == (3, False)
     session.run(search.run_nearest(SPACE))
-    assert [row.kind for row in session.rows] == [END_TO_END]
+    assert [row.kind for row in session.rows] == [WHOLE_RUN]
     assert clock() == 40.0
 
 
@@ -237,16 +212,36 @@ def test_a_trial_that_the_budget_breaks_off_is_no_row_and_runs_again_with_more_o
     assert [row.status for row in again.rows] == ["ok"] * 5
 
 
-def test_a_repeat_is_expected_to_take_what_its_plan_took_before():
+def test_a_group_that_the_budget_breaks_off_has_no_rows_and_runs_again_with_more_of_it(tmp_path):
+    clock, events = Clock(), []
+
+    def answer(plan):
+        is_late = clock.now_s + 10.0 > 35.0
+        clock.now_s = min(clock.now_s + 10.0, 35.0)
+        return Answer(status="timeout", seconds=5.0) if is_late else Answer(samples_per_s=1.0, seconds=10.0)
+
+    plans = tuple(BASE.replace(batch_size=size) for size in SIZES)
+    given = {"budget_s": 35.0, "clock": clock, "on_event": events.append}
+    first = run_in_folder(tmp_path, take_turns(plans), SimulatedTarget(answer), **given)
+    assert (first.turns, first.is_budget_spent) == ([], True)
+    assert sum(isinstance(event, TrialCut) for event in events) == 1
+    clock.now_s = -1000.0
+    again = run_in_folder(tmp_path, take_turns(plans), SimulatedTarget(answer))
+    assert [(row.status, row.group) for row in again.turns] == [("ok", 1)] * 5
+
+
+def test_a_group_is_expected_to_take_what_its_plans_took_before():
     clock = Clock()
     answer = clock.time(lambda plan: 1.0, lambda plan: 30.0 if plan == C else 1.0)
-    wishes = (Ask(plan=plan, why="", kind=kind) for plan, kind in ((A, END_TO_END), (C, END_TO_END), (C, REPEAT)))
-    _, target, is_complete = run(wishes, answer, budget_s=50.0, reserve_trials=0, clock=clock)
-    assert (len(target.asked), is_complete) == (2, False)
-    # a plan asked twice is run once, and a repeat is run again
-    session, target, _ = run(Ask(plan=BASE, why="", kind=kind) for kind in (END_TO_END, END_TO_END, REPEAT))
-    assert len(target.asked) == 2
-    assert [row.id for row in session.rows] == ["t1", "t2"]
+    session = Session(SimulatedTarget(answer), Journal(), budget_s=60.0, clock=clock)
+    for group, fits in (((A, B), True), ((A, C), True), ((A, C), False), ((A, B), True)):  # 27 s are left, and 31 taken
+        assert session.run(take_turns(group), may_use_reserve=True) == fits
+    assert session.cut is None
+
+
+def test_a_plan_that_is_asked_for_twice_runs_once():
+    session, target, _ = run(Ask(plan=BASE, why="") for _ in range(2))
+    assert (len(target.asked), [row.id for row in session.rows]) == (1, ["t1"])
 
 
 def test_the_best_row_of_another_strategy_in_the_folder_is_a_finalist(tmp_path):
@@ -256,13 +251,9 @@ def test_the_best_row_of_another_strategy_in_the_folder_is_a_finalist(tmp_path):
         with open_folder(tmp_path) as folder:
             session = Session(target, Journal(folder))
             session.run(Ask(plan=plan, why="") for plan in plans)
-            session.adopt_rest((END_TO_END,))
-            run_finals(session, SPACE, n_finalists=2)
-            session.adopt_rest()
-    assert {plan["batch_size"] for plan in (A, B, fast)} == {row.plan["batch_size"] for row in session.rows}
-    table, _ = merge_repeats(session.rows)
-    picked = pick(table, user_plan=BASE, memory_limit_gib=None, runs=session.rows).recommended.trial
-    assert (picked.plan, picked.kind) == (fast, REPEAT)
+            proof = run_proof(session, build_space())
+    assert {A, B, fast} == {row.plan for row in session.rows}
+    assert proof.best == fast
 
 
 def run_told(strategy, answer, **options):
@@ -274,12 +265,12 @@ def run_told(strategy, answer, **options):
 
 def test_the_time_left_is_what_trials_of_each_kind_take():
     """A mean of all kinds said 20 s where 2 s of estimates were left, and 20 s where 100 s of whole runs were."""
-    runs = [(END_TO_END, 20.0), ("memory", 1.0), ("device", 5.0), ("memory", 1.0)]
+    runs = [(WHOLE_RUN, 20.0), ("memory", 1.0), ("device", 5.0), ("memory", 1.0)]
     plans = [BASE.replace(batch_size=size) for size in range(1, 5)]
     done, events, _ = run_told(
         (Ask(plan=plan, why="", kind=kind) for plan, (kind, _) in zip(plans, runs, strict=True)),
         lambda plan: Answer(samples_per_s=1.0, seconds=runs[plans.index(plan)][1]),
-        planned={"memory": 2, "device": 2, END_TO_END: 2},
+        planned={"memory": 2, "device": 2, WHOLE_RUN: 2},
     )
     assert [event.seconds_left for event in done] == [5 * 20, 1 + 2 * 20 + 20, 1 + 5 + 20, 5 + 20]
     assert [event.n_done for event in events if isinstance(event, TrialStarted)] == [0, 1, 2, 3]
@@ -288,29 +279,30 @@ def test_the_time_left_is_what_trials_of_each_kind_take():
 def test_planned_trials_are_an_upper_bound_here_and_no_more_than_a_small_grid_holds():
     for name, strategy in search.STRATEGIES.items():
         session, _, _ = run(strategy(SPACE))
-        planned = search.count_planned(SPACE, name, is_limited=False)
-        for kind in (*PROBES, END_TO_END):
+        planned = search.count_planned(SPACE, name)
+        for kind in (*PROBES, WHOLE_RUN):
             n_rows = sum(row.kind == kind for row in (*session.rows, *session.probes))
             assert n_rows <= planned.get(kind, 0), (name, kind)
-    planned = search.count_planned(build_space(batch_size=SIZES), "model_first", is_limited=False)
-    assert planned == {"memory": 5, "device": 5, "loader": 4, END_TO_END: 5, REPEAT: 9}
-
-
-def test_the_users_plan_runs_in_the_rounds_of_the_finalists_and_once_in_each():
-    for finalists, kind, asked in (([B, C], "baseline", [B, C, A, A, C, B]), ([A], REPEAT, [A, A])):
-        session, target, _ = run(confirm(finalists, baseline=Ask(plan=A, why="own", kind=kind)), answer_by_size)
-        assert target.asked == asked
-        assert [row.kind for row in session.rows if row.plan == A] == [kind] * 2
+    planned = search.count_planned(build_space(batch_size=SIZES), "model_first")
+    n_turns = LOOKS[0] * 4  # the user's own and three finalists
+    assert planned == {"memory": 5, "device": 5, "loader": 4, WHOLE_RUN: 6, IN_TURNS: n_turns}
 
 
 def test_the_count_of_planned_trials_follows_the_search_and_is_no_more_than_the_budget_holds():
-    wishes = [(BASE, END_TO_END), (BASE, "device"), (BASE.replace(batch_size=16), END_TO_END), (BASE, REPEAT)]
-    asked = (Ask(plan=plan, why="", kind=kind) for plan, kind in wishes)
-    done, _, _ = run_told(asked, answer_by_size, planned={"device": 9, "loader": 9, END_TO_END: 4, REPEAT: 6})
-    assert [event.n_planned for event in done] == [28, 28, 2 + 4 - 1 + 6, 3 + 6]
+    def ask():
+        yield Ask(plan=BASE, why="")
+        yield Ask(plan=BASE, why="", kind="device")
+        yield Ask(plan=BASE.replace(batch_size=16), why="")
+        yield TakeTurns(plans=(A, B), why="")
+
+    planned = {"device": 9, "loader": 9, WHOLE_RUN: 4, IN_TURNS: 6}
+    done, events, _ = run_told(ask(), answer_by_size, planned=planned)
+    assert [event.n_planned for event in done] == [28, 28, 2 + 4 - 1 + 6]
+    [turns] = [event for event in events if isinstance(event, TurnsDone)]
+    assert (len(turns.rows), turns.n_done, turns.n_planned, turns.is_resumed) == (2, 5, 5 + 4, False)
     clock = Clock()
-    given = {"budget_s": 10.0, "clock": clock, "planned": {END_TO_END: 40}, "reserve_trials": 0}
-    done, _, target = run_told(ask_sizes(), take(clock, 3.0), **given)
-    assert [event.n_planned for event in done] == [3, 3, 3]
-    assert [event.seconds_left for event in done] == [7.0, 4.0, 1.0]
+    given = {"budget_s": 50.0, "clock": clock, "planned": {WHOLE_RUN: 40}}
+    done, _, target = run_told(ask_sizes(), take(clock, 10.0), **given)
+    assert [event.n_planned for event in done] == [5, 5, 5]
+    assert [event.seconds_left for event in done] == [40.0, 30.0, 20.0]
     assert len(target.asked) == 3

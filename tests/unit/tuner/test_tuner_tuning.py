@@ -4,39 +4,41 @@ import dataclasses
 
 import pytest
 from tests.simulated_target import Answer, Clock, SimulatedTarget
-from tests.unit.tuner.tuner_cases import MACHINE, OPTIONS, USER, make_question, search_to_the_end
+from tests.unit.tuner.tuner_cases import MACHINE, OPTIONS, USER, make_question, make_search, search_to_the_end
 
 from fulltilt.errors import NoPlanError, RunFolderError
 from fulltilt.levers import Facts
 from fulltilt.records.run_folder import RunFolder, append_line
 from fulltilt.report.summary import describe_search
 from fulltilt.tuner import tune
-from fulltilt.tuner.answer.conclude import conclude, select_baseline
+from fulltilt.tuner.answer.conclude import conclude
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search import strategies as search
 from fulltilt.tuner.search.budget import compute_budget_s, compute_search_s
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.progress import SearchNoted
-from fulltilt.tuner.search.search import merge_facts, run_finals
+from fulltilt.tuner.search.proof import Proof
+from fulltilt.tuner.search.search import merge_facts, run_proof, run_strategy
 from fulltilt.tuner.search.session import Session
 
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)
 QUICK = dataclasses.replace(OPTIONS, strategy="quick")
 
 
-def search_all(answer, space=SPACE, options=OPTIONS, **session_options):
-    return search_to_the_end(Session(SimulatedTarget(answer), Journal(), **session_options), space, options)
+def search_all(answer, space=SPACE, options=OPTIONS, *, in_turns=None, **session_options):
+    session = Session(SimulatedTarget(answer, in_turns=in_turns), Journal(), **session_options)
+    return search_to_the_end(session, space, options)
 
 
 def run(*given, **more):
-    made = search_all(*given, **more)
-    return made.session, conclude(made, (), "")
+    made, proof = search_all(*given, **more)
+    return made.session, conclude(made, proof, (), "")
 
 
-def say_why_not(made):
+def say_why_not(made, proof):
     """The error of a search in which no plan ran."""
     with pytest.raises(NoPlanError) as ended:
-        conclude(made, (), "")
+        conclude(made, proof, (), "")
     return ended.value
 
 
@@ -65,25 +67,34 @@ def search_in_folder(folder, clock, budget_s, *, prepared_s=0.0):
     with RunFolder(folder, fingerprint_parts={}, command="tune", results=["trials.jsonl"]) as held:
         start_s = clock() - prepared_s
         session = Session(target, Journal(held), budget_s=budget_s, clock=clock, start_s=start_s)
-        return session, conclude(search_to_the_end(session, SPACE), (), ""), target.asked
+        made, proof = search_to_the_end(session, SPACE)
+        return session, conclude(made, proof, (), ""), target
 
 
-def test_finalists_and_the_users_plan_are_run_side_by_side_and_counted():
+def test_finalists_and_the_users_plan_take_turns_and_are_counted():
     session, result = run(answer_larger_is_faster)
-    asked = [(row.plan["batch_size"], row.kind) for row in session.rows]
-    rounds = [(64, "repeat"), (32, "baseline")]
-    assert asked == [(16, "end_to_end"), (64, "end_to_end"), *rounds, *reversed(rounds)]
+    assert [row.plan["batch_size"] for row in session.rows] == [32, 16, 64], "the user's own plan first"
+    assert {row.plan["batch_size"] for row in session.turns} == {64, 32}
+    assert [row.group for row in session.turns] == [1, 1, 2, 2, 3, 3, 4, 4]
     assert (result.notes, result.baseline.samples_per_s) == ((), 320.0)
+    assert result.repeats == tuple(session.turns)
     summary = result.search
     counted = (summary.n_trials, summary.grid_size, summary.n_end_to_end, summary.n_repeats, summary.n_off_grid)
-    assert counted == (3, 2, 6, 3, 1), "the user's own plan is a row too, and not of this grid"
-    said = describe_search({"search": dataclasses.asdict(summary)})
-    assert said.startswith("exhaustive: 2 plans run of a grid of 2 and 1 outside it, 3 runs again")
-    assert search.count_planned(SPACE, "exhaustive", is_limited=False) == {"end_to_end": 2, "repeat": 9}
-    late = SimulatedTarget(lambda plan: Answer(status="timeout"))(USER, id="t9", why="")
-    baseline = select_baseline([late, *session.rows], USER)
-    assert (baseline.status, baseline.samples_per_s) == ("ok", 320.0), "runs that ended well count"
-    assert select_baseline([late], USER).status == "timeout"
+    assert counted == (3, 2, 3, 8, 1), "the user's own plan is a row too, and not of this grid"
+    assert (summary.n_groups, summary.stalled_pct, summary.takes_turns) == (4, 0.0, True)
+    chosen = result.picks.recommended
+    assert (chosen.trial.plan["batch_size"], chosen.proven, chosen.gain.n_groups) == (64, True, 4)
+    assert result.savings.verdict == "faster"
+    assert describe_search({"search": dataclasses.asdict(summary)}).startswith("exhaustive: ")
+
+
+def test_of_plans_that_are_alike_the_settings_as_they_were_stay_and_the_learning_rate_is_that_of_the_other():
+    _, result = run(lambda plan: Answer(samples_per_s=100.0))
+    assert result.picks.recommended.trial.plan == USER
+    assert result.picks.unproven.trial.plan["batch_size"] in (16, 64)
+    assert result.savings.verdict == "equal"
+    assert result.picks.unproven.trial.id == result.savings.recommended_id
+    assert result.levers == ()
 
 
 def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(tmp_path):
@@ -102,27 +113,29 @@ def test_a_folder_of_another_search_is_refused_in_the_words_of_the_command_line(
     assert "data.batch_size 64 → 32" in str(refused.value)
 
 
-def test_a_finalist_that_fails_when_run_again_gives_way_to_one_that_does_not():
-    seen = []
-
-    def answer(plan):
-        seen.append(plan["batch_size"])
-        if plan["batch_size"] == 64 and seen.count(64) > 1:
-            return Answer(status="out_of_memory")
-        return answer_larger_is_faster(plan)
-
-    session, result = run(answer)
+def test_a_finalist_that_fails_in_turns_gives_way_to_one_that_does_not():
+    failed = Answer(status="out_of_memory", reason="no room")
+    session, result = run(
+        answer_larger_is_faster,
+        in_turns=lambda plan: failed if plan["batch_size"] == 64 else answer_larger_is_faster(plan),
+    )
     assert result.picks.recommended.trial.plan == USER
-    assert {row.status for row in session.rows} == {"ok", "out_of_memory"}
+    rows = {row.plan["batch_size"]: row for row in result.trials}
+    assert (rows[64].status, rows[64].kind, rows[64].reason) == ("out_of_memory", "repeat", "no room")
+    assert result.search.n_out_of_memory == 1
+    assert [row.status for row in session.rows] == ["ok"] * 3
 
 
-def test_a_recommendation_without_a_second_run_or_another_plan_says_so():
+def test_a_recommendation_without_turns_or_another_plan_says_so():
     session, result = run_in_time(10.0, 15.0)
     assert [row.plan["batch_size"] for row in session.rows] == [32]
-    assert any("budget" in note for note in find_notes(result, "measured once"))
     assert find_notes(result, "t1 is the only plan that ran to its end")
+    assert (result.search.n_groups, result.search.stalled_pct) == (0, None)
+    assert result.null_reasons["search.stalled_pct"] == "no plans took turns"
     _, result = run(lambda plan: Answer(status="error") if plan == USER else answer_larger_is_faster(plan))
-    assert find_notes(result, "no other beside it")
+    assert "nothing says what it gains" in result.picks.recommended.rule
+    assert result.savings is None
+    assert "ended with error" in result.null_reasons["savings"]
 
 
 def test_settings_off_the_list_stay_only_with_the_reason():
@@ -143,30 +156,20 @@ def test_settings_off_the_list_stay_only_with_the_reason():
 
 def test_a_budget_gone_before_the_first_run_blames_the_budget_and_no_lever():
     space = dataclasses.replace(SPACE, skipped=((USER.replace(pin_memory=True), "pin_memory=True: only for a GPU"),))
-    said = str(say_why_not(search_all(answer_larger_is_faster, space, budget_s=5.0, start_s=0.0, clock=lambda: 5.0)))
+    said = str(say_why_not(*search_all(answer_larger_is_faster, space, budget_s=5.0, start_s=0.0, clock=lambda: 5.0)))
     assert "the budget was gone before the first run" in said
     assert ("larger --budget" in said, "pin_memory" in said) == (True, False)
 
 
-def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan_side_by_side():
+def test_a_quick_search_is_model_first_and_ends_with_the_pick_and_the_users_plan_in_turns():
     session, result = run(answer_larger_is_faster, options=QUICK)
     assert {row.kind for row in session.probes} >= {"device", "loader"}
-    again = [(row.plan["batch_size"], row.kind) for row in session.rows if row.kind != "end_to_end"]
-    assert again == [(64, "repeat"), (32, "baseline"), (32, "baseline"), (64, "repeat")]
+    assert {row.plan["batch_size"] for row in session.turns} >= {64, 32}
     assert result.search.strategy == "model_first"
-    assert result.search.detectable_pct is not None
-    session, _ = run_in_time(6.0, 60.0, QUICK)
-    assert {"repeat", "baseline"} <= {row.kind for row in session.rows}, "time is kept for the last stage"
+    assert result.picks.recommended.proven
+    session, _ = run_in_time(3.0, 60.0, QUICK)
+    assert len(session.turns) >= 8, "time is kept for the last stage"
     assert session.elapsed_s <= 60.0
-
-
-def test_the_users_plan_has_the_next_fastest_beside_it_where_it_is_the_only_finalist():
-    rates, own = {16: 100.0, 64: 98.0}, USER.replace(batch_size=16)
-    session = Session(SimulatedTarget(lambda plan: Answer(samples_per_s=rates[plan["batch_size"]])), Journal())
-    space = dataclasses.replace(SPACE, user_plan=own, base=own)
-    session.run(search.exhaustive(space))
-    run_finals(session, space, n_finalists=1)
-    assert {row.plan["batch_size"] for row in session.rows if row.kind == "repeat"} == {16, 64}
 
 
 @pytest.mark.parametrize(("budget_s", "search_s"), [(20.0, 18.0), (80.0, 72.0), (200.0, 192.0)])
@@ -176,22 +179,27 @@ def test_a_part_of_the_budget_is_kept_for_the_roofs_and_counts_in_what_is_advise
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "sizes"),
-    [(45.0, [[32, 16, 64], [64, 32, 32, 64], []]), (25.0, [[32, 16], [64], [64, 32], [32, 64], []])],
+    ("budget_s", "expected"),
+    [
+        (80.0, [([32, 16, 64], 2), ([], 2), ([], 0)]),
+        (25.0, [([32, 16], 0), ([64], 0), ([], 1), ([], 1), ([], 1), ([], 1), ([], 0)]),
+    ],
 )
-def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_path, budget_s, sizes):
+def test_the_same_command_with_the_same_budget_goes_on_where_it_was_ended(tmp_path, budget_s, expected):
     clock, n_found = Clock(), 0
-    for expected, more in zip(sizes, [*sizes[1:], []], strict=True):
-        session, result, asked = search_in_folder(tmp_path, clock, budget_s)
-        summary = result.search
-        assert [plan["batch_size"] for plan in asked] == expected
+    for number, (sizes, n_groups) in enumerate(expected, start=1):
+        session, result, target = search_in_folder(tmp_path, clock, budget_s)
+        summary, n_new = result.search, len(sizes) + 2 * n_groups
+        assert [plan["batch_size"] for plan in target.asked] == sizes
+        assert [{plan["batch_size"] for plan in group} for group in target.groups] == [{64, 32}] * n_groups
         assert session.elapsed_s <= budget_s
-        assert (summary.seconds, summary.earlier_s) == (10.0 * len(asked), 10.0 * n_found)
+        assert (summary.seconds, summary.earlier_s) == (10.0 * n_new, 10.0 * n_found)
         if result.savings is not None:  # rows found in the folder cost this command nothing; they did cost time
             assert result.savings.search_s == summary.seconds + summary.earlier_s
-        assert (summary.n_resumed, summary.n_end_to_end) == (n_found, n_found + len(asked))
-        assert summary.stopped_by_budget == bool(more)
-        n_found += len(asked)
+        assert (summary.n_resumed, summary.n_end_to_end + summary.n_repeats) == (n_found, n_found + n_new)
+        assert summary.stopped_by_budget == (number < len(expected) - 1)
+        n_found += n_new
+    assert result.picks.recommended.proven
 
 
 @pytest.mark.parametrize("strategy", search.STRATEGIES)
@@ -213,16 +221,17 @@ def test_a_search_that_the_budget_ended_says_how_much_is_untried():
 
 @pytest.mark.parametrize("has_interval", [True, False])
 def test_a_reason_stands_beside_a_missing_interval_of_the_epoch_and_only_there(has_interval):
-    simulated = SimulatedTarget(answer_larger_is_faster)
-
-    def answer(plan, **asked):
-        row = simulated(plan, **asked)
-        return row if has_interval else dataclasses.replace(row, samples_per_s_ci95=None)
-
+    target = SimulatedTarget(answer_larger_is_faster)
     notes = ["batch_size=32: try 64", "num_workers=0: read in the training process"]
     space = dataclasses.replace(SPACE, facts=Facts(device_type="cpu", n_samples=1280))
-    more = {"workload": {"name": "digits", "notes": notes}, "has_finalists": has_interval}
-    result = conclude(search_to_the_end(Session(answer, Journal()), space, **more), (), "")
+    made = make_search(Session(target, Journal()), space, workload={"name": "digits", "notes": notes})
+    run_strategy(made)
+    if has_interval:
+        proof = run_proof(made.session, space)
+    else:
+        made.session.rows[:] = [dataclasses.replace(row, samples_per_s_ci95=None) for row in made.session.rows]
+        proof = Proof(space, (), [USER.replace(batch_size=64)], limit_s=0.0)
+    result = conclude(made, proof, (), "")
     assert result.epoch_seconds.estimate == pytest.approx(2.0)
     assert (result.epoch_seconds.ci95 is not None) == has_interval
     assert ("epoch_seconds.ci95" in result.null_reasons) == (not has_interval)
@@ -271,7 +280,7 @@ def test_a_run_that_the_budget_broke_off_is_promised_to_nobody_and_those_that_fa
     assert "the run that was ended takes more than 25.0 s and 15.0 s of the budget were left" in said
     assert "goes on" not in said
     failed = {"status": "error", "reason": "OSError: disk sector unreadable"}
-    ended = str(say_why_not(search_all(lambda plan: take(10.0, **failed), budget_s=15.0, clock=clock)))
+    ended = str(say_why_not(*search_all(lambda plan: take(10.0, **failed), budget_s=15.0, clock=clock)))
     said = "1 plan of 2 was tried before the budget ended, and it failed: error, t1: OSError: disk sector unreadable"
     assert said in ended
     assert "--budget" in ended
@@ -284,13 +293,13 @@ WIDE = dataclasses.replace(SPACE, axes={"batch_size": BATCHES})
 @pytest.mark.parametrize("strategy", search.STRATEGIES)
 @pytest.mark.parametrize("budget_s", [None, 1000.0])
 def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
-    made = search_all(
+    made, proof = search_all(
         lambda plan: Answer(status="error", reason=f"DataError: cut; copy it again (log: {plan['batch_size']}.log)"),
         WIDE, dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
     )  # fmt: skip
     assert len({row.plan for row in made.session.common_error}) <= 4
     assert USER in {row.plan for row in made.session.rows}, "the settings as they were are tried, too"
-    ended = say_why_not(made)
+    ended = say_why_not(made, proof)
     assert "different plans failed with the same error and none ran" in str(ended)
     assert ("DataError: cut" in str(ended), ended.remedy) == (True, "copy it again")
 
@@ -305,7 +314,7 @@ def test_other_failures_do_not_stop_a_search(status):
         return Answer(status=status, reason=f"no {plan['batch_size']}" if status == "error" else "no")
 
     space = dataclasses.replace(WIDE, axes={"batch_size": BATCHES[::-1]})
-    made = search_all(answer, space, dataclasses.replace(OPTIONS, strategy="coordinate_descent"))
+    made, _ = search_all(answer, space, dataclasses.replace(OPTIONS, strategy="coordinate_descent"))
     assert any(row.status == "ok" for row in made.session.rows)
 
 
@@ -317,18 +326,24 @@ def test_the_settings_as_they_were_let_a_search_go_on():
     assert result.picks.recommended.trial.plan["batch_size"] == 64
 
 
-def test_a_machine_that_does_not_repeat_itself_is_called_noisy_with_the_folder_that_lets_the_search_run_again():
-    rates = iter([100.0, 200.0, 150.0, *[200.0, 150.0, 90.0, 260.0] * 3])
-    _, result = run(lambda plan: Answer(samples_per_s=next(rates)))
-    [said] = [note for note in find_notes(result, "lay") if "% apart" in note]
-    assert "--out and a new folder" in said
-    assert said.endswith(": the same command only reads these rows back")
-    clock, rates = Clock(), iter([100.0, 200.0, 150.0, 200.0, 260.0, 200.0, 260.0])
-    session, result = run(clock.time(lambda plan: next(rates), lambda plan: 10.0), budget_s=75.0, clock=clock)
-    assert session.is_budget_spent
-    assert find_notes(result, "the same command goes on from these rows")
-    assert find_notes(result, "--out and a new folder")
-    assert not find_notes(result, "only reads these rows back")
+def test_a_machine_on_which_steps_stall_is_called_busy_with_the_folder_that_lets_the_search_run_again():
+    def answer(plan, stalled_pct):
+        return Answer(samples_per_s=larger_is_faster(plan), stalled_pct=stalled_pct)
+
+    for stalled_pct in (4.0, 20.0):
+        _, result = run(answer_larger_is_faster, in_turns=lambda plan, pct=stalled_pct: answer(plan, pct))
+        assert result.search.stalled_pct == pytest.approx(stalled_pct)
+        said = find_notes(result, "the machine was busy: one of the compared plans spent 20 % of its turns")
+        assert len(said) == (stalled_pct > 5)
+        assert all("--out and a new folder" in note for note in said)
+
+
+def test_turns_that_could_not_be_taken_at_the_same_time_are_named():
+    made, proof = search_all(answer_larger_is_faster)
+    made.target.takes_turns = False
+    result = conclude(made, proof, (), "")
+    assert find_notes(result, "the compared plans could not live at the same time")
+    assert not result.search.takes_turns
 
 
 def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_its_own(tmp_path, monkeypatch):

@@ -8,15 +8,18 @@ from types import SimpleNamespace
 from tests.simulated_target import Answer, SimulatedTarget
 
 from fulltilt.config import config_from_values
-from fulltilt.levers import default_plan
-from fulltilt.records import Machine, Measurement, WorkloadSource
-from fulltilt.tuner.picks import recommend
-from fulltilt.tuner.picks.recommend import pick
+from fulltilt.levers import Facts, default_plan
+from fulltilt.records import IN_TURNS, Machine, Measurement, WorkloadSource
+from fulltilt.stats import Turns
+from fulltilt.tuner.answer.picks import pick
+from fulltilt.tuner.picks.finalists import select_finalists
 from fulltilt.tuner.question.options import TuneOptions
 from fulltilt.tuner.question.question import Question
 from fulltilt.tuner.question.source import TuneTarget
-from fulltilt.tuner.search.search import Search, run_finalists, run_strategy
-from fulltilt.tuner.trials.rows import build_row
+from fulltilt.tuner.question.space import Space
+from fulltilt.tuner.search.proof import Proof
+from fulltilt.tuner.search.search import Search, run_proof, run_strategy
+from fulltilt.tuner.trials.rows import build_row, build_turns_row
 from fulltilt.tuner.trials.target import ProbeResult
 
 USER = default_plan({"batch_size": 32})
@@ -38,16 +41,24 @@ def make_question(options=OPTIONS, **values):
     return Question(TuneTarget(config=config, source=source, name="x", code={}), options, MACHINE)
 
 
-def search_to_the_end(session, space, options=OPTIONS, *, workload=None, has_finalists=True, **values):
-    """Run the strategy and the finalists of a session whose target is simulated; what its stages share."""
-    made = Search(
-        question=make_question(options, **values), folder=SimpleNamespace(path="out"), target=None, space=space,
-        probe=ProbeResult(facts=space.facts, workload=workload or {}), session=session, memory_gib=8.0,
+def make_search(session, space, options=OPTIONS, *, workload=None, **values):
+    """What the stages of a search share whose target is simulated."""
+    return Search(
+        question=make_question(options, **values), folder=SimpleNamespace(path="out"), target=session.target,
+        space=space, probe=ProbeResult(facts=space.facts, workload=workload or {}), session=session, memory_gib=8.0,
     )  # fmt: skip
+
+
+def search_to_the_end(session, space, options=OPTIONS, **given):
+    """Run the strategy and the proof of a session whose target is simulated; what its stages share, and the proof."""
+    made = make_search(session, space, options, **given)
     run_strategy(made)
-    if has_finalists:
-        run_finalists(made)
-    return made
+    return made, run_proof(session, space)
+
+
+def build_space(user=USER, *, memory_gib=None, facts=None, **axes):
+    facts = facts or Facts(device_type="cpu", n_cores_usable=4)
+    return Space(axes=axes, base=user, user_plan=user, facts=facts, memory_gib=memory_gib)
 
 
 def make_row(
@@ -58,6 +69,17 @@ def make_row(
     return dataclasses.replace(row, kind=kind, memory_rss_peak_gib=row.memory_rss_peak_gib if memory else None)
 
 
+def make_turns(number, group, rate, *, plan=USER, status="ok", stalled_pct=0.0, seconds=1.0, **levers):
+    """A row of a plan in turns."""
+    plan, id = plan.replace(**levers), f"t{number}"
+    if status != "ok":
+        row = make_row(number, None, plan=plan, status=status, kind=IN_TURNS)
+    else:
+        turns = Turns(samples_per_s=rate, stalled_pct=stalled_pct)
+        row = build_turns_row(plan, turns, id=id, why="", seconds=seconds)
+    return dataclasses.replace(row, group=group)
+
+
 def build_bare_row(plan, kind, *, id="t1", why="", status="ok", **figures):
     """A row with these figures alone, where ``make_row`` fills in those of a usual run."""
     usual = {"phases_ms": None, "samples_per_s": 1.0, "samples_per_s_ci95": None, "block_samples_per_s": ()}
@@ -66,12 +88,18 @@ def build_bare_row(plan, kind, *, id="t1", why="", status="ok", **figures):
     return build_row(plan, id=id, why=why, kind=kind, status=status, reason=reason, measurement=measured, seconds=1.0)
 
 
-def run_beside(number, *rates, comparison="abc", **options):
-    """Runs of one plan side by side with others, numbered in their order."""
-    rows = [make_row(number + i, rate, **{"kind": "repeat", **options}) for i, rate in enumerate(rates)]
-    return [dataclasses.replace(row, comparison=comparison) for row in rows]
+def prove(rows, rates, *, space=None, n_groups=4):
+    """A proof that was fed groups by hand: of these plans, at these rates."""
+    space = space or build_space()
+    proof = Proof(space, rows, select_finalists(rows, limit_gib=space.memory_gib), limit_s=30.0)
+    for _ in range(n_groups if rates else 0):
+        proof.evidence.add({plan: Turns(samples_per_s=rate, stalled_pct=0.0) for plan, rate in rates.items()})
+    return proof
 
 
-def pick_from(runs, *, limit_gib=None, user_plan=USER):
-    rows, _ = recommend.merge_repeats(runs)
-    return pick(rows, user_plan=user_plan, memory_limit_gib=limit_gib, runs=runs)
+def pick_from(rows, rates=None, *, limit_gib=None, user_plan=USER, best=None, n_groups=4):
+    """Picks from single runs and the rates of their plans in turns, of which ``best`` came out ahead."""
+    space = build_space(user_plan, memory_gib=limit_gib and 0.8 * limit_gib)
+    proof = prove(rows, rates or {}, space=space, n_groups=n_groups)
+    proof.best = best or proof.best
+    return pick(rows, proof, user_plan=user_plan, memory_limit_gib=limit_gib)

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from fulltilt.data.seeds import compute_seed
 from fulltilt.data.transforms.batch_transform import detach_transform, find_transforms
 from fulltilt.data.transforms.pipeline import Pipeline, Raw
 from fulltilt.errors import DataError, FulltiltError, UsageError
+from fulltilt.levers.thread_affinity import cores_before, leave_core
 
 
 def build_loader(
@@ -80,7 +81,8 @@ def build_loader(
         context = options.get("multiprocessing_context")
         method = context if isinstance(context, str) else (context or multiprocessing).get_start_method()
         parent = None if method == "forkserver" else os.getpid()
-        common["worker_init_fn"] = functools.partial(_start_worker, parent, (worker_options or {}).get("threads"))
+        threads = (worker_options or {}).get("threads")
+        common["worker_init_fn"] = functools.partial(_start_worker, parent, threads, cores_before)
     if isinstance(dataset, IterableDataset):
         if skip_limit is not None:
             raise DataError(
@@ -246,7 +248,8 @@ class BatchFetcher(Dataset):
         return samples
 
 
-def _start_worker(parent: int | None, threads: int | None, worker_id: int) -> None:
+def _start_worker(parent: int | None, threads: int | None, cores: Sequence[int], worker_id: int) -> None:
     guard_worker(parent)
+    leave_core(cores)  # of the training process' thread that starts it, where that is pinned
     if threads is not None:
         torch.set_num_threads(threads)

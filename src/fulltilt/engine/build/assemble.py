@@ -167,23 +167,40 @@ def _build_loss(config: Config) -> Callable[[Any, Any], Any]:
 
 def _plan_optimizer(config: Config) -> Callable[[Any], Optimizer]:
     """Return a function (parameters) -> Optimizer; a misspelt name is an error already here."""
-    name = parse_call(config.optim.optimizer).name
-    place = _place(config, "optimizer", "optim.optimizer")
-    find_target(name, OPTIMIZERS, **place)
+    find_target(parse_call(config.optim.optimizer).name, OPTIMIZERS, **_place(config, "optimizer", "optim.optimizer"))
+    return functools.partial(_build_optimizer, config)
 
-    def build_optimizer(parameters: Any) -> Optimizer:
-        given = {"parameters": parameters, "params": parameters, "lr": config.optim.lr}
-        if config.optim.weight_decay is not None:
-            given["weight_decay"] = config.optim.weight_decay
-        with _say_where(config):
-            try:
-                return build_component(config.optim.optimizer, OPTIMIZERS, **place, **given)
-            except ValueError as error:  # torch's own refusal of a value; of the user's code the place is needed
-                if name not in OPTIMIZERS:
-                    raise
-                raise ConfigError(f"{config.optim.optimizer}: {error}", key="optim.optimizer") from None
 
-    return build_optimizer
+def _build_optimizer(config: Config, parameters: Any) -> Optimizer:
+    given = {"parameters": parameters, "params": parameters, "lr": config.optim.lr}
+    if config.optim.weight_decay is not None:
+        given["weight_decay"] = config.optim.weight_decay
+    with _say_where(config):
+        try:
+            place = _place(config, "optimizer", "optim.optimizer")
+            return build_component(config.optim.optimizer, OPTIMIZERS, **place, **given)
+        except ValueError as error:  # torch's own refusal of a value; of the user's code the place is needed
+            if parse_call(config.optim.optimizer).name not in OPTIMIZERS:
+                raise
+            raise ConfigError(f"{config.optim.optimizer}: {error}", key="optim.optimizer") from None
+
+
+def name_origins(config: Config, workload: Workload) -> dict[str, str]:
+    """Name where batch size, optimizer and learning rate came from: a place, the workload's code, or nobody said."""
+
+    def name(key: str) -> str:
+        place = config.provenance.get(key, "default")
+        return "fulltilt's default" if place == "default" else place
+
+    own = workload.optimizer is not None and getattr(workload.optimizer, "func", None) is not _build_optimizer
+    optimizer, rate = name("optim.optimizer"), name("optim.lr")
+    if own:
+        optimizer = rate = "the workload's own code"
+    elif workload.optimizer is None:
+        optimizer = rate = "PyTorch's default"
+    elif "lr" in parse_call(config.optim.optimizer).kwargs:
+        rate = optimizer
+    return {"batch_size": name("data.batch_size"), "optimizer": optimizer, "learning_rate": rate}
 
 
 def _read_parameters(target: Any) -> Mapping[str, inspect.Parameter]:

@@ -22,6 +22,7 @@ from fulltilt.levers import Facts
 from fulltilt.levers import placement as placement_lever
 from fulltilt.levers import precision as precision_lever
 from fulltilt.levers.activation_checkpointing import count_blocks
+from fulltilt.levers.threads import read_initial_threads
 from fulltilt.records import Plan
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -47,6 +48,7 @@ def describe(
         device_type=device.type,
         compute_capability=capability,
         n_cores_usable=count_usable_cores(),
+        n_threads=read_initial_threads(),
         is_wsl=is_wsl(),
         has_c_compiler=has_c_compiler(),
         has_conv=has_conv2d or any(p.dim() == 4 for p in model.parameters()),

@@ -120,3 +120,5 @@ class Run:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+        for hook in self.setup.exit_hooks:
+            hook()

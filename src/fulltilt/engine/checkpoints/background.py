@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fulltilt.engine.checkpoints.checkpoint import save_checkpoint
+from fulltilt.levers.thread_affinity import leave_core
 
 Keys = tuple[Any, ...]
 """Keys and positions that lead to a tensor of a state."""
@@ -134,6 +135,7 @@ class BackgroundWriter:
 
     def _write(self, folder: Path, state: dict[str, Any], events: Iterable[torch.cuda.Event]) -> None:
         began_s = time.perf_counter()
+        leave_core()  # of the thread that trains, where that is pinned
         try:
             for event in events:
                 event.synchronize()

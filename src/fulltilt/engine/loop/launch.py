@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fulltilt.config import Config
+from fulltilt.config import Config, plan_of
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.builder import check_device
 from fulltilt.engine.loop.endings import TrainResult
 from fulltilt.engine.loop.replan import RankReplanError
 from fulltilt.engine.ranks.causes import Cause
 from fulltilt.engine.ranks.world import is_rank, plan_devices
+from fulltilt.levers import list_environment
 from fulltilt.records import CheckpointSaved, Event, Listener, Replanned, RunStarted
 
 COMPILE_HANG_LIMIT_S = 600.0  # a rank may compile alone, for a batch of another size
@@ -56,6 +57,7 @@ def train_in_ranks(
         plan_again=lambda cause: plan_again(cause, saved_step, announcer),
         hang_limit_s=choose_hang_limit_s(config.run.hang_timeout_s, compiles=config.speed.compile),
         start_limit_s=config.run.start_timeout_s,
+        environment=list_environment(plan_of(config)),
     )
     return dataclasses.replace(result, notes=(*announcer.notes, *result.notes))
 

@@ -19,19 +19,20 @@ class EndlessBatches:
         batches: Taken before the first epoch begins.
 
     Attributes:
+        n_epochs: Epochs that have begun.
         n_taken: Batches that ``take_batch`` gave.
     """
 
     def __init__(self, run: Run, batches: Iterator[Any] | None = None):
         self._run, self._batches = run, batches
-        self._epoch = 0
+        self.n_epochs = 0
         self.n_taken = 0
 
     def start_epoch(self) -> None:
         """Leave the epoch in progress, and begin the next one."""
         self._batches = None  # the old workers end before new ones start
-        self._batches = self._run.start_epoch(self._epoch)
-        self._epoch += 1
+        self._batches = self._run.start_epoch(self.n_epochs)
+        self.n_epochs += 1
 
     def take_batch(self) -> Any:
         """Take one batch, from a new epoch when this one is over."""
@@ -45,7 +46,7 @@ class EndlessBatches:
         raise self._build_error()
 
     def _build_error(self) -> DataError:
-        return DataError(f"the training set of {self._run.workload.name} yielded no batch in epoch {self._epoch}")
+        return DataError(f"the training set of {self._run.workload.name} yielded no batch in epoch {self.n_epochs}")
 
 
 class EndlessSteps(EndlessBatches):

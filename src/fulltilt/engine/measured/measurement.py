@@ -113,10 +113,10 @@ def _take_steps(run: Run, steps: EndlessSteps, *, has_epochs: bool, **options: A
     """Measure on the first rank; the others take the same steps, block by block, and return None."""
     if not run.world.is_first:
         while n_steps := run.world.hand_out(None):
-            _synchronize(run)
+            synchronize_run(run)
             for _ in range(n_steps):
                 steps()
-            _synchronize(run)
+            synchronize_run(run)
         return None
     is_short = has_epochs and run.steps_per_epoch is not None and 0 < run.steps_per_epoch <= SHORT_EPOCH_STEPS
     result = measure_steps(
@@ -124,7 +124,7 @@ def _take_steps(run: Run, steps: EndlessSteps, *, has_epochs: bool, **options: A
         min_block_steps=run.steps_per_epoch if is_short else 1,  # type: ignore[arg-type]
         # Workers start, or refill, at each epoch's begin: only whole epochs hold that with its true share.
         epoch_steps=run.steps_per_epoch if run.loader.num_workers and has_epochs else None,
-        synchronize=functools.partial(_synchronize, run),
+        synchronize=functools.partial(synchronize_run, run),
         begin_block=run.world.hand_out,
         **options,
     )
@@ -132,7 +132,7 @@ def _take_steps(run: Run, steps: EndlessSteps, *, has_epochs: bool, **options: A
     return result
 
 
-def _synchronize(run: Run) -> None:
+def synchronize_run(run: Run) -> None:
     """Wait at an edge of a block until the device is done, and those of all ranks are."""
     if run.device.type == "cuda":
         torch.cuda.synchronize(run.device)

@@ -99,6 +99,7 @@ def run_ranks(
     hang_limit_s: float = HANG_LIMIT_S,
     start_limit_s: float = START_LIMIT_S,
     raised_by: tuple[str, str] = ("run.start_timeout_s", "run.hang_timeout_s"),
+    environment: Mapping[str, str] | None = None,
 ) -> Any:
     """Run ``function(**given)`` in one process a device, and return what the first one returns.
 
@@ -116,6 +117,7 @@ def run_ranks(
         hang_limit_s: How long a rank may stand still while another one is ahead. Counts from each rank's first step.
         start_limit_s: The same before it, where that is more.
         raised_by: What a user sets to allow more at the start, and later.
+        environment: Variables that the processes have beside those of this one.
 
     Raises:
         RankFailedError: one died or raised an error that is not fulltilt's own.
@@ -131,7 +133,7 @@ def run_ranks(
     with catch_signals() as stop:
         while True:
             limits_s = (max(hang_limit_s, start_limit_s), hang_limit_s)
-            attempt = _Attempt(_pickle(function, given), devices, limits_s, raised_by)
+            attempt = _Attempt(_pickle(function, given), devices, limits_s, raised_by, environment or {})
             try:
                 result = attempt.run(relay, stop, on_start)
             except BaseException as error:  # a second Ctrl-C, a bug in a listener: the ranks are ended, the files too
@@ -190,8 +192,16 @@ class _Attempt:
     ended: RunEnded | None = None  # told by rank 0, until it is known whether all go on
     _result: Any = None
 
-    def __init__(self, payload: bytes, devices: Sequence[str], limits_s: Sequence[float], raised_by: Sequence[str]):
+    def __init__(
+        self,
+        payload: bytes,
+        devices: Sequence[str],
+        limits_s: Sequence[float],
+        raised_by: Sequence[str],
+        environment: Mapping[str, str],
+    ):
         self._payload, self._devices, self._limits_s, self._raised_by = payload, devices, limits_s, raised_by
+        self._environment = environment
         self._ranks: list[_Rank] = []
         self._standstills: list[Standstill] = []
         self._causes: list[Cause] = []
@@ -227,7 +237,7 @@ class _Attempt:
         numbers = (theirs.fileno(), marks, request, index, n_ranks)
         process = subprocess.Popen(
             [sys.executable, "-c", COMMAND, *map(str, numbers), PACKAGES],
-            env=_build_environment(index, n_ranks, port),
+            env={**_build_environment(index, n_ranks, port), **self._environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

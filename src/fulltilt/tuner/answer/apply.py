@@ -14,13 +14,13 @@ from typing import Any
 from fulltilt.config import ComponentCall, Config, check_writable, load_config, parse_call, plan_of, write_settings
 from fulltilt.errors import NoPlanError, UsageError
 from fulltilt.levers import compute_plan_digest, load_catalogue
-from fulltilt.records import WHOLE_RUNS, Plan, format_rate
+from fulltilt.records import PROBES, Plan, format_rate
+from fulltilt.tuner.answer.picks import Pick
 from fulltilt.tuner.answer.result import TuneResult
-from fulltilt.tuner.picks.recommend import plan_learning_rate
+from fulltilt.tuner.picks.changes import BATCH, plan_learning_rate
 from fulltilt.tuner.question.data_stamp import PATH_NAMES
 from fulltilt.tuner.question.options import count_ranks
 
-BATCH = ("batch_size", "accumulate")
 MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
 """Key of a promise → what the probe of the workload calls it."""
 OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s(?:, on a busy machine)?)?"
@@ -49,18 +49,18 @@ class Applied:
     notes: tuple[str, ...] = ()
 
 
-def plan_changes(result: TuneResult, config: Config, *, searched: Config) -> Changes:
-    """Plan where ``config`` is to change so that it holds the recommended plan, and its learning rate if that follows.
+def plan_changes(result: TuneResult, config: Config, pick: Pick, *, searched: Config) -> Changes:
+    """Plan where ``config`` is to change so that it holds a picked plan, and its learning rate if that follows.
 
     Args:
         searched: The configuration that the search was about; it may be ``config`` itself.
     """
-    measured, catalogue = result.picks.recommended.trial.plan, load_catalogue()
+    measured, catalogue = pick.trial.plan, load_catalogue()
     current, alike = plan_of(config), plan_of(searched)
     # A value that both configurations spell alike is the measured one, though a search resolves it (precision auto).
     plan = current.replace(**{name: measured[name] for name in measured if current[name] == alike[name]})
     varied = find_varied_levers(result)
-    batch, notes = _plan_batch(result, current) if varied & set(BATCH) else (current, [])
+    batch, notes = _plan_batch(result, measured, current) if varied & set(BATCH) else (current, [])
     plan = plan.replace(**{name: measured[name] for name in varied}).replace(**{name: batch[name] for name in BATCH})
     # What the search left as it was stays as it is spelled: use_amp true is not narrowed to what it came to here.
     kept = {name for name in varied if measured[name] == result.user_plan[name] and current[name] == alike[name]}
@@ -81,13 +81,12 @@ def find_varied_levers(result: TuneResult) -> set[str]:
     plans: dict[str, list[Plan]] = {"whole": [result.user_plan]}
     for row in (*result.trials, *result.repeats, *result.probes):
         if row.status != "skipped":  # a probe runs without the loader's levers: only others of its kind compare
-            plans.setdefault("whole" if row.kind in WHOLE_RUNS else row.kind, []).append(row.plan)
+            plans.setdefault(row.kind if row.kind in PROBES else "whole", []).append(row.plan)
     return {name for found in plans.values() for name in result.user_plan if len({p[name] for p in found}) > 1}
 
 
-def _plan_batch(result: TuneResult, current: Plan) -> tuple[Plan, list[str]]:
-    """Take the recommended batch; while the effective batch was to stay, that of ``current`` stays."""
-    measured = result.picks.recommended.trial.plan
+def _plan_batch(result: TuneResult, measured: Plan, current: Plan) -> tuple[Plan, list[str]]:
+    """Take the measured batch; while the effective batch was to stay, that of ``current`` stays."""
     if _is_batch_free(result):
         return measured, []
     batch_size, effective = measured["batch_size"], current.effective_batch_size
@@ -137,16 +136,16 @@ def _find_rate(config: Config) -> tuple[str, float]:
     return "optim.lr", config.optim.lr
 
 
-def build_promise(result: TuneResult) -> dict[str, Any] | None:
-    """Build what ``train`` holds a run of the plan against: the row's interval, widened to its runs side by side.
+def build_promise(result: TuneResult, pick: Pick) -> dict[str, Any] | None:
+    """Build what ``train`` holds a run of the plan against: its speeds in turns, and the interval of its whole run.
 
-    None where the row has no interval, or the plan ran once: one run says nothing of how much the next differs.
+    None where the plan took turns in less than two groups: one process says nothing of how much the next differs.
     """
-    pick = result.picks.recommended
     trial, phases = pick.trial, pick.trial.phases_ms
-    if trial.samples_per_s_ci95 is None or len(pick.runs_samples_per_s) < 2:
+    turns = [row for row in result.repeats if row.plan == trial.plan and row.samples_per_s]
+    if len(turns) < 2:
         return None
-    rates = [*trial.samples_per_s_ci95, *pick.runs_samples_per_s]
+    rates = [*(trial.samples_per_s_ci95 or ()), *(row.samples_per_s or 0.0 for row in turns)]
     promise: dict[str, Any] = {
         "samples_per_s": [float(f"{min(rates):.5g}"), float(f"{max(rates):.5g}")],
         "plan": compute_plan_digest(trial.plan),
@@ -157,25 +156,11 @@ def build_promise(result: TuneResult) -> dict[str, Any] | None:
         promise["n_ranks"] = trial.n_devices
     if isinstance(trial.observed.get("threads"), int):
         promise["threads"] = trial.observed["threads"]
-    if (pressure_pct := _find_busy_pressure_pct(result)) is not None:
-        promise["cpu_pressure_pct"] = round(pressure_pct, 1)
+    if trial.is_busy:
+        promise["cpu_pressure_pct"] = round(trial.cpu_pressure_pct or 0.0, 1)
     if phases is not None and phases.data_wait is not None and phases.step:
         promise["data_wait_pct"] = round(100 * phases.data_wait / phases.step, 1)
     return promise
-
-
-def _find_busy_pressure_pct(result: TuneResult) -> float | None:
-    """Find how long tasks waited for a core in the busiest of the runs that the promise is made of.
-
-    None where a busy machine ran none of them.
-    """
-    pick = result.picks.recommended
-    runs = [
-        row
-        for row in (*result.trials, *result.repeats)
-        if row.plan == pick.trial.plan and row.samples_per_s in pick.runs_samples_per_s
-    ]
-    return max((row.cpu_pressure_pct or 0.0 for row in (pick.trial, *runs) if row.is_busy), default=None)
 
 
 def check_target(path: str | Path, *, searched: Config) -> Config:
@@ -232,8 +217,8 @@ def _is_place(value: object, base_dir: str) -> bool:
     return False
 
 
-def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> Applied:
-    """Write the recommended plan into the file ``path``.
+def apply_result(result: TuneResult, path: str | Path, *, pick: Pick, searched: Config) -> Applied:
+    """Write a picked plan into the file ``path``.
 
     A file that trains in another number of processes than the search measured gets no promise. A promise of an earlier
     search that is of another plan than the file's goes.
@@ -247,8 +232,7 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
         NoPlanError: the settings as they were did not run, so that nothing says that these are better.
     """
     config = check_target(path, searched=searched)
-    planned = plan_changes(result, config, searched=searched)
-    pick = result.picks.recommended
+    planned = plan_changes(result, config, pick, searched=searched)
     if result.baseline is None and planned.values:
         raise NoPlanError(
             f"{path} was left as it was: the settings as they were did not run in this search, so nothing is known of "
@@ -257,16 +241,15 @@ def apply_result(result: TuneResult, path: str | Path, *, searched: Config) -> A
         )
     changes, notes, note, old = dict(planned.values), planned.notes, "fulltilt tune", config.run.promise
     is_measured = planned.plan == pick.trial.plan and count_ranks(config) == pick.trial.n_devices
-    promise = build_promise(result) if is_measured else None
+    promise = build_promise(result, pick) if is_measured else None
     if promise is not None or (old is not None and old.plan != compute_plan_digest(planned.plan)):
         changes["run.promise"] = promise
     if is_measured and promise is None:
-        n_runs = len(pick.runs_samples_per_s)
-        notes = (*notes, f"no run.promise was written: the plan ran {n_runs} times side by side, 2 are needed")
+        notes = (*notes, "no run.promise was written: the plan took turns with others in less than two groups")
     if not changes:
         return Applied(diff="", notes=notes)
     if is_measured and pick.trial.samples_per_s is not None:
         note += f": {format_rate(pick.trial.samples_per_s)} samples/s"
-        note += ", on a busy machine" if _find_busy_pressure_pct(result) is not None else ""
+        note += ", on a busy machine" if pick.trial.is_busy else ""
     diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT)
     return Applied(diff=diff, notes=notes)

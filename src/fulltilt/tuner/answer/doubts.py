@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 from fulltilt.errors import NoPlanError
-from fulltilt.records import Trial
+from fulltilt.records import WHOLE_RUN, Trial
 from fulltilt.report.summary import count
+from fulltilt.stats.alternation import WORTH_PCT
+from fulltilt.tuner.answer.picks import Picks
 from fulltilt.tuner.answer.result import SearchSummary
-from fulltilt.tuner.picks import recommend
 from fulltilt.tuner.picks.failures import find_failure_remedy
-from fulltilt.tuner.picks.undecided import INDIFFERENCE_PCT
 from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.space import Space
-from fulltilt.tuner.search.session import END_TO_END, Session
+from fulltilt.tuner.search.session import Session
 
-NOISE_PCT = 10.0
+STALLED_PCT = 5.0  # of the time of the turns: from here on the machine was too busy for its figures to hold elsewhere
 
 
 def check_ran(session: Session, space: Space) -> None:
@@ -63,36 +63,38 @@ def _describe_next(session: Session) -> str:
     return f"{begun}: {shortfall.describe()}"
 
 
-def list_doubts(session: Session, chosen: Trial, summary: SearchSummary, space: Space) -> list[str]:
+def list_doubts(session: Session, picks: Picks, summary: SearchSummary, space: Space) -> list[str]:
     """List what keeps the figures from being taken at face value."""
-    notes = []
+    notes, chosen = [], picks.recommended.trial
     if session.is_budget_spent:
-        ran = {row.plan for row in session.rows if row.kind == END_TO_END and row.status != "skipped"}
+        ran = {row.plan for row in session.rows if row.kind == WHOLE_RUN and row.status != "skipped"}
         n_left = max(0, count_grid(space) - sum(space.holds(plan) for plan in ran))
         left = f"{n_left:,} plans of the grid were not run"
         if summary.strategy != "exhaustive":
-            left += ", of which it would have chosen a few, or runs that were to be repeated"
+            left += ", of which it would have chosen a few, or plans that were to take turns"
         notes.append(f"the budget ended the search: {left}; {_describe_next(session)}")
     if session.cut is not None:
         notes.append(
             f"the budget ended {session.cut.id} after {session.cut.seconds:.1f} s: it is no row ({session.cut.why})"
         )
     notes += _note_off_the_list(session, chosen, space)
-    confirmed = recommend.find_confirmed(session.rows)
     if len({row.plan for row in session.rows if row.status == "ok"}) == 1:
         notes.append(f"{chosen.id} is the only plan that ran to its end: it is recommended for want of another")
-    elif confirmed and all(row.plan == chosen.plan for row in confirmed):
-        notes.append("the recommended plan was measured again, and no other beside it: nothing says it is the faster")
-    if not any(row.kind in recommend.CONFIRMING and row.plan == chosen.plan for row in session.rows):
-        why = "the budget was spent" if session.is_budget_spent else "no plan that was measured again could be taken"
-        notes.append(f"the recommended plan was measured once, not again beside the runner-up: {why}")
-    if summary.noise_pct is not None and summary.noise_pct > NOISE_PCT:
-        why = "" if session.is_budget_spent else ": the same command only reads these rows back"
-        causes = ", or processes took their memory differently (retain_freed_memory)"
+    if summary.stalled_pct is not None and summary.stalled_pct > STALLED_PCT:
         notes.append(
-            f"runs of one and the same plan lay {summary.noise_pct:.0f} % apart: other programs used this machine, or "
-            f"its clock changed{causes if space.facts.device_type == 'cpu' else ''}; smaller differences between rows "
-            f"mean nothing. Search again when it is quiet, with --out and a new folder{why}"
+            f"the machine was busy: one of the compared plans spent {summary.stalled_pct:.0f} % of its turns in steps "
+            "that stalled; on a quiet one they may compare otherwise. Search again when it is quiet, with --out and a "
+            "new folder"
+        )
+    if summary.waits_passively:
+        notes.append(
+            "the machine was busy, and steps of all compared plans stalled: they took turns with threads that sleep "
+            "while they wait (wait_policy passive), which is slower on a quiet one"
+        )
+    if not summary.takes_turns:
+        notes.append(
+            "the compared plans could not live at the same time (several ranks, or too little memory for all): whole "
+            "runs were made in turn, which drift of the machine disturbs more"
         )
     return notes
 
@@ -106,5 +108,5 @@ def _note_off_the_list(session: Session, chosen: Trial, space: Space) -> list[st
         f"{name} {chosen.plan[name]}, which is not among {', '.join(map(str, values))}" for name, values in off.items()
     )
     ran = any(row.status == "ok" and all(row.plan[n] in values for n, values in off.items()) for row in session.rows)
-    slower = f"none of these proved faster by more than {INDIFFERENCE_PCT:g} % below the memory limit"
+    slower = f"none of these proved faster by more than {WORTH_PCT:g} % below the memory limit"
     return [f"the settings as they were stay, with {said}: {slower if ran else 'none of these ran to its end'}"]

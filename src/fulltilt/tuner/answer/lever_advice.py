@@ -7,10 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from fulltilt.levers import Facts, Lever, load_catalogue
-from fulltilt.records import Plan, Roof, Trial
+from fulltilt.records import IN_TURNS, Plan, Roof, Trial
 from fulltilt.report.advice import TIED, UNTRIED, describe_effect, describe_probed, describe_tried, name_lever
 from fulltilt.tuner.answer.savings import Interval
-from fulltilt.tuner.picks.recommend import CONFIRMING
 
 LeverState = Literal[
     "not in the space", "not reached", "failed", "tried alone", "probed alone", "tried in company", "cannot apply"
@@ -57,7 +56,6 @@ class Findings:
         rows: The whole runs to compare ``recommended`` with, repeats included.
         roofs: Measured in this search, on this device.
         axes: Lever → values that the search could try.
-        noise_pct: How far repeats of one plan lay apart.
         tied: Plans that the search does not tell from the recommended one, whatever one run of them showed.
     """
 
@@ -67,7 +65,6 @@ class Findings:
     roofs: Sequence[Roof] = ()
     axes: Mapping[str, Sequence[object]]
     facts: Facts
-    noise_pct: float | None = None
     tied: Collection[Plan] = ()
 
 
@@ -95,24 +92,24 @@ def _list_values(lever: Lever, recommended: Trial) -> list[Any]:
 
 def _find_run(lever: Lever, value: Any, found: Findings) -> LeverAdvice | None:
     """Describe a run that differs in the value alone, else a probe of the value alone, else any run that has it."""
-    recommended, noise_pct = found.recommended, found.noise_pct or 0.0
-    ran = [row for row in found.rows if row.plan.get(lever.name) == value and row.status == "ok" and row.samples_per_s]
-    ranked = sorted(ran, key=lambda row: (row.kind in CONFIRMING, row.samples_per_s or 0.0))
+    recommended = found.recommended
+    whole = [row for row in found.rows if row.kind != IN_TURNS and row.status == "ok" and row.samples_per_s]
+    ran = [row for row in whole if row.plan.get(lever.name) == value]
+    ranked = sorted(ran, key=lambda row: row.samples_per_s or 0.0)
     alone = [row for row in ranked if not _list_differences(row, recommended, lever.name)]
     pair = None if alone else _find_probe_pair(lever.name, value, found)
     state: LeverState
     if pair is not None:
         base, row = pair
-        state, where, noise_pct = "probed alone", describe_probed(*pair), 0.0
+        state, where = "probed alone", describe_probed(*pair)
     elif ran:
-        beside = [row for row in alone if row.kind in CONFIRMING] or alone
-        base, row = recommended, beside[(len(beside) - 1) // 2] if beside else ranked[-1]
+        base, row = recommended, alone[(len(alone) - 1) // 2] if alone else ranked[-1]
         others = _list_differences(row, recommended, lever.name)
         state, where = "tried in company" if others else "tried alone", describe_tried(row, others)
     else:
         return None
     effect_pct, ci95_pct = compute_effect(base, row)
-    said = f"{name_lever(lever.name, value)}{where} {describe_effect(effect_pct, ci95_pct, noise_pct)}"
+    said = f"{name_lever(lever.name, value)}{where} {describe_effect(effect_pct, ci95_pct)}"
     return LeverAdvice(
         lever=lever.name,
         value=value,

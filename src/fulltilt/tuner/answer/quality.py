@@ -1,6 +1,7 @@
 """Judge whether two trained plans learn alike: final validation quality, and time to it, paired by seed."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -9,8 +10,8 @@ from fulltilt.errors import TrainingError
 from fulltilt.report import format_duration
 from fulltilt.report.quality import find_direction, find_times_to_common_quality
 from fulltilt.report.summary import count
-from fulltilt.stats import compute_interval
-from fulltilt.tuner.answer.savings import Interval, compute_speedup_ci95
+from fulltilt.stats import compute_contrast_interval, compute_interval
+from fulltilt.tuner.answer.savings import Interval
 
 Arm = Literal["as it was", "recommended"]
 QualityVerdict = Literal["learns as well", "learns worse", "too noisy to tell"]
@@ -208,7 +209,8 @@ def _compare_times(before: Sequence[TrainedRun], after: Sequence[TrainedRun], is
     """Compare the training seconds until both of a pair first showed the quality that both reached."""
     pairs = [(first.curve, second.curve) for first, second in zip(before, after, strict=True)]
     times = [find_times_to_common_quality(pair, is_rising=is_rising)[1] for pair in pairs]
-    low, high = compute_speedup_ci95([1 / a for a, _ in times], [1 / b for _, b in times])
+    logs = [[-math.log(seconds) for seconds in side] for side in zip(*times, strict=True)]
+    low, high = map(math.exp, compute_contrast_interval(logs, 0, 1))
     before_s, after_s = (statistics.geometric_mean(column) for column in zip(*times, strict=True))
     return {
         "time_before_s": before_s,

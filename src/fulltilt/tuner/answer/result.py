@@ -12,15 +12,18 @@ from typing import Any
 from fulltilt.records import VERSION, Machine, Plan, Trial, decode, encode
 from fulltilt.records.run_folder import write_atomic
 from fulltilt.report.compare_sides import RESULT_FILE
-from fulltilt.report.html import build_tune_html
+from fulltilt.report.html import build_tune_html, build_tune_summary
+from fulltilt.report.summary import count, describe_plan, format_duration
 from fulltilt.report.trials_csv import build_trials_csv
+from fulltilt.report.verdict import describe_verdict
 from fulltilt.stats import compute_interval
 from fulltilt.tuner.answer.advice import Advice
 from fulltilt.tuner.answer.hints import Hint
+from fulltilt.tuner.answer.picks import Picks
 from fulltilt.tuner.answer.quality import Verification
 from fulltilt.tuner.answer.savings import Savings
-from fulltilt.tuner.picks.picks import Picks
-from fulltilt.tuner.picks.recommend import LearningRate, find_confirmed
+from fulltilt.tuner.picks.changes import LearningRate
+from fulltilt.tuner.search.proof import LeverEffect
 
 CSV_FILE, PAGE_FILE = "trials.csv", "report.html"
 RESULT_FILES = (RESULT_FILE, CSV_FILE, PAGE_FILE)
@@ -33,8 +36,9 @@ class SearchSummary:
     Attributes:
         grid_size: Rows that the full grid has, plans that come to the same counted once.
         n_trials: Rows in ``trials``.
-        n_end_to_end: Trials that ran, repeats and earlier runs in the same folder included.
-        n_repeats: Runs of a plan beyond its first.
+        n_end_to_end: Whole runs, those of earlier searches in the same folder included.
+        n_repeats: Rows of plans that took turns.
+        n_groups: Groups of processes in which plans took turns.
         n_resumed: Rows taken from the run folder instead of being run.
         n_probes: Trials that ran a part of the step; those on fake tensors, which run nothing, left out.
         n_collapsed: Combinations of the axes that came to the same plan as another one.
@@ -42,9 +46,10 @@ class SearchSummary:
         earlier_s: What the rows took that earlier runs left in the folder; on top of ``seconds``.
         memory_limit_gib: What rows were held against; the recommended one keeps below ``memory_safety_pct`` of it.
         stopped_by_budget: True when the strategy had more to try.
-        detectable_pct: Of speed: what two plans measured side by side must differ by to be told apart in 80 of 100
-            cases; None where none were.
-        n_undecided: Plans that ran and cannot be told from the recommended one.
+        stalled_pct: Of the time of its turns, that of steps that took over five times as long as quick ones, for the
+            plan that stalled most.
+        takes_turns: False where the plans of a group ran one after the other instead of living at the same time.
+        waits_passively: Whether threads slept while they waited (``wait_policy``) in the turns, since steps stalled.
         n_off_grid: Of the plans that ran, those that the grid does not hold: the settings as they were, mostly.
     """
 
@@ -63,9 +68,10 @@ class SearchSummary:
     memory_limit_gib: float | None = None
     memory_safety_pct: float = 80.0
     stopped_by_budget: bool = False
-    noise_pct: float | None = None  # how far repeats of one plan lay apart
-    detectable_pct: float | None = None
-    n_undecided: int = 0
+    n_groups: int = 0
+    stalled_pct: float | None = None
+    takes_turns: bool = True
+    waits_passively: bool = False
     n_off_grid: int = 0
 
 
@@ -94,7 +100,8 @@ class TuneResult:
     epoch_seconds: EpochSeconds
     user_plan: Plan
     baseline: Trial | None = None  # the user's plan as measured
-    repeats: tuple[Trial, ...] = ()  # further runs of plans in ``trials``
+    repeats: tuple[Trial, ...] = ()  # plans in turns: their speed alone, group by group
+    levers: tuple[LeverEffect, ...] = ()  # what each change of the fastest plan is worth
     probes: tuple[Trial, ...] = ()  # of parts of the step: kinds device, loader, memory
     savings: Savings | None = None
     advice: Advice | None = None
@@ -107,6 +114,21 @@ class TuneResult:
     def to_document(self) -> dict[str, Any]:
         """Return the JSON contract as plain values."""
         return encode(self)
+
+    def __repr__(self) -> str:
+        pick, took = self.picks.best.trial, format_duration(self.search.seconds)
+        page = "no folder" if self.folder is None else Path(self.folder) / PAGE_FILE
+        return "\n".join(
+            (
+                describe_verdict(self.to_document()),
+                f"{pick.id}: {describe_plan(pick.plan)}",
+                f"{count(len(self.trials), 'plan')} in {took}: {page}",
+            )
+        )
+
+    def _repr_html_(self) -> str:
+        """Show a notebook the first part of the page."""
+        return build_tune_summary(self.to_document())
 
     def to_json_text(self) -> str:
         return json.dumps(self.to_document(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -135,29 +157,26 @@ def write_result(result: TuneResult, folder: Path) -> list[Path]:
     ]
 
 
-def build_epoch_seconds(trial: Trial, n_samples: int | None, *, runs: Sequence[Trial] = ()) -> EpochSeconds:
-    """Compute samples over samples per second: the geometric mean of the plan's runs side by side, as for savings.
+def build_epoch_seconds(trial: Trial, n_samples: int | None, *, turns: Sequence[Trial] = ()) -> EpochSeconds:
+    """Compute samples over samples per second: the geometric mean of the plan's turns, else its whole run.
 
-    The interval is that of the row's throughput, turned round, and widened to that over the plan's processes: the next
-    run is another process, and steps inside one say nothing of how these differ.
+    The interval is over its processes: the next run is another one, and steps inside one say nothing of how these
+    differ. A plan without turns has that of its run.
 
     Args:
-        runs: Every whole run; those of the plan in the newest comparison count, as they do for the pick.
+        turns: Rows of plans in turns.
     """
+    rates = [row.samples_per_s for row in turns if row.plan == trial.plan and row.samples_per_s]
     if not n_samples or not trial.samples_per_s:
         return EpochSeconds(estimate=None, ci95=None)
-    rates = [run.samples_per_s for run in find_confirmed(runs) if run.plan == trial.plan and run.samples_per_s]
-    intervals = [trial.samples_per_s_ci95] if trial.samples_per_s_ci95 is not None else []
-    rate = trial.samples_per_s
+    rate, interval = trial.samples_per_s, trial.samples_per_s_ci95
     if len(rates) > 1:
         rate = statistics.geometric_mean(rates)
         low, high = compute_interval([math.log(rate) for rate in rates])
-        intervals.append((math.exp(low), math.exp(high)))
-    known = [interval for interval in intervals if min(interval) > 0]
-    if not known:
+        interval = math.exp(low), math.exp(high)
+    if interval is None or min(interval) <= 0:
         return EpochSeconds(estimate=n_samples / rate, ci95=None)
-    low, high = min(rate, *(low for low, _ in known)), max(rate, *(high for _, high in known))
-    return EpochSeconds(estimate=n_samples / rate, ci95=(n_samples / high, n_samples / low))
+    return EpochSeconds(estimate=n_samples / rate, ci95=(n_samples / interval[1], n_samples / interval[0]))
 
 
 def read_schema() -> dict[str, Any]:

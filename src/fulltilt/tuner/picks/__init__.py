@@ -1,1 +1,1 @@
-"""Which measured plans are chosen, and what decides between them."""
+"""What is read out of measured plans: their speeds, what they change, which of them are finalists, why none ran."""

@@ -9,18 +9,12 @@ from fulltilt.errors import FulltiltError, find_remedy
 from fulltilt.records import Trial
 
 MEMORY_REMEDY = "try smaller batch sizes, or a larger --memory-limit"
-GROWTH_REMEDY = "look for memory that grows from step to step, or give a larger --memory-limit"
 _CLASS = re.compile(r"^(?:rank \d+: )?(?:\w+\.)*(\w+): ")
 _QUOTED = "; last line on stderr: "  # a program's own words
 
 
-def describe_failures(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> str:
-    """Say how the rows ended, skipped ones last: ``no plan can run: 3 out_of_memory, 1 error. error, t1: …``.
-
-    Args:
-        rows: One a plan.
-        runs: All of them: where some ended well, that is said.
-    """
+def describe_failures(rows: Sequence[Trial]) -> str:
+    """Say how the rows (one a plan) ended, skipped last: ``no plan can run: 3 out_of_memory. out_of_memory, t1: …``."""
     counts: dict[str, list[Trial]] = {}
     for row in sorted(rows, key=lambda row: row.status == "skipped"):
         counts.setdefault(row.status, []).append(row)
@@ -28,17 +22,16 @@ def describe_failures(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> str:
         return "no plan can run: the search ran no trial; give it a larger --budget"
     parts = ", ".join(f"{len(found)} {status}" for status, found in counts.items())
     reasons = ". ".join(f"{status}, {found[0].id}: {found[0].reason}" for status, found in counts.items())
-    once = list(dict.fromkeys(run.plan for run in runs if run.status == "ok"))
-    remedy = f"; {GROWTH_REMEDY if once else MEMORY_REMEDY}" if "out_of_memory" in counts else ""
-    fact = f"no plan ran each time: {len(once)} ended well and then failed" if once else "no plan can run"
-    return f"{fact}: {parts}. {reasons}{remedy}"
+    remedy = f"; {MEMORY_REMEDY}" if "out_of_memory" in counts else ""
+    return f"no plan can run: {parts}. {reasons}{remedy}"
 
 
-def find_failure_remedy(rows: Sequence[Trial], runs: Sequence[Trial] = ()) -> str | None:
+def find_failure_remedy(rows: Sequence[Trial]) -> str | None:
     """Find what to do about the failure that most rows share, which may be to read the log of one of them."""
     failed = [row for row in rows if row.status != "skipped"] or rows  # a skipped value is not why the others failed
-    of_memory = GROWTH_REMEDY if any(run.status == "ok" for run in runs) else MEMORY_REMEDY
-    remedies = [of_memory if row.status == "out_of_memory" else _find_own_remedy(row.reason or "") for row in failed]
+    remedies = [
+        MEMORY_REMEDY if row.status == "out_of_memory" else _find_own_remedy(row.reason or "") for row in failed
+    ]
     if not remedies:
         return None
     remedy = Counter(remedies).most_common(1)[0][0]

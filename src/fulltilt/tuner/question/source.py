@@ -29,6 +29,10 @@ class TuneTarget:
     name: str
     code: Mapping[str, str]  # digests of the user's own code as far as it is found; a change of it makes old rows stale
 
+    def name_source(self) -> str:
+        """Name what was searched as a command line names it; empty for an object that has no name there."""
+        return self.config.source or (self.config.task if ":" in self.config.task else "")
+
 
 def resolve_target(
     target: Config | Workload | str | os.PathLike[str], settings: Mapping[str, Any] | None = None

@@ -1,22 +1,22 @@
 """Write every trial to disk before the next one starts, so that a killed search goes on where it was."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from fulltilt.records import Plan, Trial, dumps, find_damage, loads
+from fulltilt.records import IN_TURNS, Plan, Trial, dumps, find_damage, loads
 from fulltilt.records.run_folder import RunFolder, append_line, read_lines
 
 JOURNAL_FILE = "trials.jsonl"
 
-Key = tuple[Plan, str, str | None, int | None]
-"""Plan, kind, comparison and round: what tells whether a recorded row answers."""
+Key = tuple[Plan, str]
+"""Plan and kind: what tells whether a recorded row answers."""
 
 
 class Journal:
     """Holds the rows of one search, in memory and, with a folder, on disk.
 
-    The first request for a plan gets the first recorded row of that plan and kind, and so on: a plan that is measured
-    three times is not measured a fourth time on resume.
+    The first request for a plan gets the first recorded row of that plan and kind, and so on; groups of rows that were
+    measured in turns are handed out whole.
     """
 
     def __init__(self, folder: RunFolder | None = None):
@@ -24,6 +24,7 @@ class Journal:
         self.trials: list[Trial] = []
         self.notes: list[str] = []
         self._recorded: dict[Key, list[Trial]] = defaultdict(list)
+        self._groups: dict[int, list[Trial]] = defaultdict(list)  # by number
         if folder is not None:
             self._read(folder)
         self.n_found = len(self.trials)
@@ -36,41 +37,50 @@ class Journal:
         """Return whether ``take`` would hand out a row."""
         return bool(self._recorded.get(key))
 
-    def enter_round(self, comparison: str | None, runs: Sequence[tuple[Plan, str]]) -> int:
-        """Return the next fully recorded round's number, else a new one; set aside rows of incomplete rounds.
+    def take_group(self, plans: Collection[Plan]) -> list[Trial]:
+        """Hand out the next recorded group of exactly these plans, or of those that failed; nothing where none is."""
+        number = self._find_group(plans)
+        return [] if number is None else self._groups.pop(number)
 
-        Rows made beside each other tell which plan is faster, and one made after a kill, minutes later, once decided it
-        alone.
-        """
-        recorded = {key[3] for key, rows in self._recorded.items() if key[2] == comparison and rows}
-        for number in sorted(number for number in recorded if number is not None):
-            if all(self.holds((plan, kind, comparison, number)) for plan, kind in runs):
+    def holds_group(self, plans: Collection[Plan]) -> bool:
+        """Return whether ``take_group`` would hand out rows."""
+        return self._find_group(plans) is not None
+
+    def _find_group(self, plans: Collection[Plan]) -> int | None:
+        wanted = set(plans)
+        for number, rows in self._groups.items():
+            found = {row.plan for row in rows}
+            if found == wanted or (found < wanted and all(row.status != "ok" for row in rows)):
                 return number
-            broken = [key for key in self._recorded if key[2:] == (comparison, number)]
-            ids = ", ".join(row.id for key in broken for row in self._recorded.pop(key))
-            self.notes.append(f"{ids}: of a round that was broken off, set aside: a round counts only whole")
-        return 1 + max((row.round or 0 for row in self.trials if row.comparison == comparison), default=0)
+        return None
+
+    def count_groups(self) -> int:
+        """Return the highest number of a group so far."""
+        return max((row.group or 0 for row in self.trials), default=0)
 
     def take_rest(self, kinds: Collection[str]) -> list[Trial]:
         """Hand out all recorded rows of these kinds that are left, in the order they were written."""
         keys = [key for key in self._recorded if key[1] in kinds]
         waiting = {trial.id for key in keys for trial in self._recorded.pop(key)}
+        if IN_TURNS in kinds:
+            waiting |= {trial.id for rows in self._groups.values() for trial in rows}
+            self._groups.clear()
         return [trial for trial in self.trials if trial.id in waiting]
 
-    def append(self, trial: Trial) -> None:
-        """Write a row durably.
+    def append(self, *trials: Trial) -> None:
+        """Write a row, or those of a group, durably.
 
         Raises:
             StorageError: no space left; rows written before are untouched, and the search can be started again.
         """
         if self._folder is not None:
-            append_line(self._folder.path / JOURNAL_FILE, dumps(trial))
-        self.trials.append(trial)
+            append_line(self._folder.path / JOURNAL_FILE, *map(dumps, trials))
+        self.trials += trials
 
-    def next_id(self) -> str:
-        """Return the next free trial id, such as ``t8`` after ``t7``."""
+    def next_ids(self, n: int = 1) -> list[str]:
+        """Return the next free trial ids, such as ``t8`` after ``t7``."""
         numbers = [int(t.id[1:]) for t in self.trials if t.id[:1] == "t" and t.id[1:].isdigit()]
-        return f"t{max(numbers, default=0) + 1}"
+        return [f"t{max(numbers, default=0) + i}" for i in range(1, n + 1)]
 
     def _read(self, folder: RunFolder) -> None:
         """Read the rows. A damaged one, or one with impossible figures, is left out and measured again."""
@@ -90,4 +100,7 @@ class Journal:
                 continue
             seen.add(trial.id)
             self.trials.append(trial)
-            self._recorded[trial.plan, trial.kind, trial.comparison, trial.round].append(trial)
+            if trial.group is None:
+                self._recorded[trial.plan, trial.kind].append(trial)
+            else:
+                self._groups[trial.group].append(trial)

@@ -40,7 +40,7 @@ class Effort:
     min_whole: int = 3  # and of these, whatever it hopes
     n_polish: int = 6  # plans next to the best, from the last gain on; one for each lever where there are more levers
     min_polish: int = 3  # of these, whatever the model hopes
-    n_noisy: int = 6  # further plans on a noisy machine, from the last gain on; twice as many together
+    n_noisy: int = 4  # further plans on a noisy machine, from the last gain on; twice as many together
     n_curve: int = 5  # batch sizes at which the fast arm is probed
     n_feed: int = 3  # numbers of workers next to the best, where loading is the slower side
     fake_s: float = 30.0  # of the memory pre-pass together: a large model's takes seconds a point
@@ -230,7 +230,7 @@ class _Search:
             plan, expected, hope = chosen
             if number >= self._effort.min_whole and self.known.noise is None and hope < WORTH:
                 break
-            row = yield from self._ask("end_to_end", plan, _describe_hope(expected, hope))
+            row = yield from self._ask("end_to_end", plan, _describe_hope(expected, hope), expected)
             is_short = number == 0 and row.status == "ok" and (row.samples_per_s or 0.0) < SHORT * expected
             if is_short and "pin_memory" in self._space.axes and not plan["pin_memory"]:
                 for pinned in self._plans.flip(plan, "pin_memory"):  # copies, and what they hold up, are in no probe
@@ -261,7 +261,7 @@ class _Search:
                 if chosen is None or (may_stop and chosen[2] < -POLISH_REACH):
                     return
             why = f"next to the best so far, predicted {format_rate(chosen[1])} samples/s"
-            yield from self._ask("end_to_end", chosen[0], why)
+            yield from self._ask("end_to_end", chosen[0], why, chosen[1])
             n_in_vain += 1
 
     def look_again(self) -> Strategy:
@@ -282,7 +282,7 @@ class _Search:
                 return
             plan, expected, hope = chosen
             why = f"the machine is noisy: one more, {_describe_hope(expected, hope)}"
-            row = yield from self._ask("end_to_end", plan, why)
+            row = yield from self._ask("end_to_end", plan, why, expected)
             n_in_vain = 0 if row.status == "ok" and _has_gained(best, row) else n_in_vain + 1
 
     def _list_plans(self) -> list[Plan]:
@@ -326,8 +326,8 @@ class _Search:
     def _ask_loader(self, plan: Plan, batch: int, why: str) -> Answer:
         return (yield from self._ask("loader", self._space.with_value(plan, COUPLED, batch), why))
 
-    def _ask(self, kind: str, plan: Plan, why: str) -> Answer:
-        trial = yield Ask(plan=plan, why=why, kind=kind)
+    def _ask(self, kind: str, plan: Plan, why: str, predicted: float | None = None) -> Answer:
+        trial = yield Ask(plan=plan, why=why, kind=kind, predicted_samples_per_s=predicted)
         self._probed_s += trial.seconds if kind in PROBES else 0.0
         self.known.learn(trial)
         return trial

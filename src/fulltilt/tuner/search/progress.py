@@ -52,6 +52,17 @@ class TrialDone:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TurnsDone:
+    """A group of plans took turns, or one of them failed."""
+
+    rows: tuple[Trial, ...]
+    n_done: int
+    n_planned: int
+    seconds_left: float | None
+    is_resumed: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrialCut:
     """The end of the budget broke off the running trial, which has no row."""
 
@@ -66,5 +77,5 @@ class PickMade:
     rule: str
 
 
-SearchEvent = SearchStarted | SearchNoted | TrialStarted | TrialProgressed | TrialDone | TrialCut | PickMade
+SearchEvent = SearchStarted | SearchNoted | TrialStarted | TrialProgressed | TrialDone | TurnsDone | TrialCut | PickMade
 OnEvent = Callable[[SearchEvent], None]

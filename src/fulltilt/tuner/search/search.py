@@ -8,26 +8,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fulltilt.hardware import has_c_compiler
-from fulltilt.levers import Facts, default_plan, find_obstacles
-from fulltilt.records import Machine, Roof, TrialRequest, decode
+from fulltilt.levers import Facts, default_plan
+from fulltilt.records import WHOLE_RUN, Machine, Roof, TrialRequest, decode
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.report.compare_sides import RESULT_FILE
-from fulltilt.tuner.picks import recommend
+from fulltilt.report.verdict import describe_origins
+from fulltilt.tuner.picks.finalists import MEMORY_SAFETY_PCT, select_finalists
 from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.options import TuneOptions, find_limits, note_ranks
 from fulltilt.tuner.question.question import Question
 from fulltilt.tuner.question.space import Space, build_space
 from fulltilt.tuner.search import strategies
 from fulltilt.tuner.search.budget import ROOFS_S, compute_search_s
-from fulltilt.tuner.search.confirm import MAX_CONFIRM_ROUNDS, confirm
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.progress import OnEvent, SearchNoted, SearchStarted, TrialProgressed
-from fulltilt.tuner.search.session import BASELINE, END_TO_END, REPEAT, RESERVE_SHARE, Ask, Session
+from fulltilt.tuner.search.proof import LESS, Proof
+from fulltilt.tuner.search.session import PROOF_S, Session
 from fulltilt.tuner.trials.target import PROBE_ID, ROOFS_ID, ProbeResult, ProcessTarget
-
-MAX_PASSES = 3
-QUICK_REPEATS = 4  # two rounds of the pick and the user's own plan
-QUICK_RESERVE_SHARE = 0.5  # of the budget at most: the pick and the user's plan side by side come first
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
         target.end_s = None if search_s is None else start_s + search_s
         if not folder.is_resumed:  # a first use of the data may have fetched or prepared them
             folder.state_fingerprint(question.list_fingerprint_parts())
-        room = [] if memory_gib is None else [memory_gib * recommend.MEMORY_SAFETY_PCT / 100]
+        room = [] if memory_gib is None else [memory_gib * MEMORY_SAFETY_PCT / 100]
         room += [] if limit_bytes is None else [limit_bytes / 2**30]
         space = build_space(
             question.aim.config,
@@ -85,19 +82,18 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
             all_levers=options.strategy == "model_first",
         )
         space = dataclasses.replace(space, memory_gib=min(room, default=None))
-        n_sides = strategies.count_finalists(options.strategy) + 2  # the user's plan, and one more where rows are noisy
         session = Session(
             target,
             journal,
             budget_s=search_s,
-            reserve_trials=QUICK_REPEATS if options.is_quick else n_sides * MAX_CONFIRM_ROUNDS,
-            reserve_share=QUICK_RESERVE_SHARE if options.is_quick else RESERVE_SHARE,
-            planned=strategies.count_planned(space, options.strategy, is_limited=search_s is not None),
+            planned=strategies.count_planned(space, options.strategy),
             on_event=tell,
             start_s=start_s,
             n_devices=options.n_ranks,
         )
         _announce(space, session, options, folder, tell)
+        if assumed := describe_origins(probe.workload, space.user_plan, source=question.aim.name_source()):
+            tell(SearchNoted(message=f"taken as yours: {'; '.join(assumed)}"))
         space = dataclasses.replace(space, notes=(*notes, *space.notes))
         yield Search(question, folder, target, probe, space, session, memory_gib, end_s)
 
@@ -106,50 +102,32 @@ def run_strategy(search: Search) -> None:
     """Run the plans that the strategy asks for, and the settings as they were."""
     session, space = search.session, search.space
     session.run(strategies.skip_impossible(space))
-    session.run(strategies.run_own_plan(space, is_limited=session.budget_s is not None))
+    session.run(strategies.run_own_plan(space))
     strategy = strategies.STRATEGIES[search.options.strategy]
     session.run(strategy(space))
     if session.common_error:  # the settings as they were have the last word on whether the workload is broken
-        session.run(strategies.run_own_plan(space, is_limited=True), despite_errors=True)
+        session.run(strategies.run_own_plan(space), despite_errors=True)
         if not session.common_error:
             session.run(strategy(space))
     if session.is_budget_spent and len({row.plan for row in session.rows if row.status == "ok"}) < 2:
-        session.is_budget_spent = False  # nothing to measure again: what was kept back for that is the search's
+        session.is_budget_spent = False  # nothing to compare: what was kept back for that is the search's
         session.run(strategy(space), may_use_reserve=True)
     if space.axes and not any(row.status != "skipped" for row in session.rows):
         session.run(strategies.run_nearest(space))  # the budget went into probes
 
 
-def run_finalists(search: Search) -> None:
-    """Run the fastest plans and the settings as they were again, side by side."""
-    session = search.session
-    session.adopt_rest((END_TO_END,))  # those of another strategy in this folder: the best of them is a finalist, too
-    n_finalists = strategies.count_finalists(search.options.strategy, session.rows)
-    run_finals(session, search.space, n_finalists=n_finalists)
+def run_proof(session: Session, space: Space) -> Proof:
+    """Have the fastest plans and the settings as they were take turns, until it is decided what to recommend."""
+    asked = list(session.rows)
+    session.adopt_rest((WHOLE_RUN,))  # those of another strategy in this folder: the best of them is a finalist, too
+    # Neither runs of an earlier proof nor the clock: the same search asks for the same again when it is resumed.
+    rows = [*asked, *(row for row in session.rows[len(asked) :] if row.why != LESS)]
+    finalists = select_finalists(rows, limit_gib=space.memory_gib)
+    limit_s = max(PROOF_S, sum(row.seconds for row in (*rows, *session.probes)))
+    proof = Proof(space, rows, finalists, limit_s=limit_s)
+    session.run(proof.run(), may_use_reserve=True)
     session.adopt_rest()
-
-
-def run_finals(session: Session, space: Space, *, n_finalists: int) -> None:
-    """Measure the finalists again; if all fail, select new ones, in up to three passes.
-
-    The user's own plan runs beside them, with kind "baseline" where it lies off the grid. Where it is the only
-    finalist, so does the next fastest; where the budget left none, nothing is measured again: the same command goes on
-    with the search instead.
-    """
-    own = None
-    if not find_obstacles(space.user_plan, space.facts):
-        kind = REPEAT if space.holds(space.user_plan) else BASELINE
-        own = Ask(plan=space.user_plan, why="the user's own plan, beside the finalists", kind=kind)
-    for _ in range(MAX_PASSES):
-        finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib, n=n_finalists)
-        if finalists == [space.user_plan]:
-            finalists = recommend.select_finalists(session.rows, limit_gib=space.memory_gib, n=2)
-        if not finalists or (session.is_budget_spent and finalists == [space.user_plan]):
-            return
-        is_done = session.run(confirm(finalists, baseline=own), may_use_reserve=True)
-        table, _ = recommend.merge_repeats(session.rows)
-        if not is_done or any(row.plan in finalists and row.status == "ok" for row in table):
-            return
+    return proof
 
 
 def measure_roofs(search: Search) -> tuple[tuple[Roof, ...], str]:

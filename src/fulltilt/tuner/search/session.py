@@ -1,7 +1,8 @@
 """Drive a strategy: ask the target, keep the journal, count, and stop at the budget.
 
-A strategy is a generator. It yields ``Ask`` (run this plan; the trial comes back from ``yield``) or ``Skip`` (a row for
-a plan that need not run), and decides from what it gets. It does no I/O of its own, so a new strategy is one function.
+A strategy is a generator. It yields ``Ask`` (run this plan; the trial comes back from ``yield``), ``Skip`` (a row for a
+plan that need not run) or ``TakeTurns``, and decides from what it gets. It does no I/O of its own, so a new strategy is
+one function.
 """
 
 import dataclasses
@@ -9,34 +10,42 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import Any
 
-from fulltilt.records import PROBES, WHOLE_RUNS, Plan, Trial
+from fulltilt.records import IN_TURNS, PROBES, WHOLE_RUN, Plan, Trial
 from fulltilt.tuner.search.budget import Refusal
 from fulltilt.tuner.search.journal import Journal, Key
-from fulltilt.tuner.search.progress import OnEvent, TrialCut, TrialDone, TrialStarted
+from fulltilt.tuner.search.progress import OnEvent, TrialCut, TrialDone, TrialStarted, TurnsDone
 from fulltilt.tuner.trials.rows import build_row
 from fulltilt.tuner.trials.target import Target
 
-END_TO_END = "end_to_end"
-REPEAT = "repeat"
-BASELINE = "baseline"
-RESERVE_SHARE = 0.3  # of the budget at most is kept back for repeats: plans that were never tried come first
+PROOF_S = 30.0  # kept back for the comparison of the best plans with the user's own
+RESERVE_SHARE = 0.4  # of the budget at most is kept back for it
 N_ALIKE = 3  # plans that failed in the same words: fewer may be one lever's fault
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """Run ``plan``, or a part of it: ``kind`` is one of ``records.WHOLE_RUNS`` and ``records.PROBES``.
+    """Run ``plan``, or a part of it: ``kind`` is ``records.WHOLE_RUN`` or one of ``records.PROBES``.
 
-    Asked twice, the same is run once; of kind "repeat" or "baseline" it is always a fresh process. The runs of a round
-    say nothing without each other: it is begun only with time for all, and one that was broken off is begun anew.
+    Asked twice, the same is run once.
+
+    Attributes:
+        predicted_samples_per_s: By the strategy's models, where they chose the plan; kept in the row.
     """
 
     plan: Plan
     why: str
-    kind: str = END_TO_END
-    comparison: str | None = None  # of repeats: which plans run side by side; rows of another one are no answer
-    together: tuple[tuple[Plan, str], ...] = ()  # plan and kind of all runs of the round that this one begins
+    kind: str = WHOLE_RUN
+    predicted_samples_per_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TakeTurns:
+    """Start a fresh process of each plan and have them take turns; a row of each comes back, or those that failed."""
+
+    plans: tuple[Plan, ...]
+    why: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +58,7 @@ class Skip:
 
 
 Strategy = Generator[Ask | Skip, Trial, None]
+Wish = Ask | Skip | TakeTurns
 
 
 @dataclasses.dataclass
@@ -59,8 +69,6 @@ class Session:
     journal: Journal
     _: dataclasses.KW_ONLY
     budget_s: float | None = None  # wall time of this search; rows that lay in the folder cost none of it
-    reserve_trials: int = 4  # whose time is kept back for measuring the finalists again
-    reserve_share: float = RESERVE_SHARE  # of the budget at most is kept back for them
     planned: Mapping[str, int] = dataclasses.field(default_factory=dict)  # kind → trials at most, for progress only
     on_event: OnEvent = lambda event: None
     clock: Callable[[], float] = time.monotonic
@@ -71,6 +79,7 @@ class Session:
         self._start_s = self.clock() if self.start_s is None else self.start_s
         self.earlier_s = sum(trial.seconds for trial in self.journal.trials)  # of rows that lay in the folder
         self.rows: list[Trial] = []  # whole runs, and plans that were skipped
+        self.turns: list[Trial] = []  # rows of groups in which plans took turns
         self.probes: list[Trial] = []
         self.n_run = 0  # processes started by this session
         self.n_resumed = 0
@@ -79,7 +88,6 @@ class Session:
         self._known: dict[tuple[Plan, str], Trial] = {}
         self._ahead = dict(self.planned)  # kind → trials that may still come
         self._refusals: list[Refusal] = []
-        self._round: int | None = None  # of the comparison that runs
         self._ready_s = 0.0  # into the search, when its first process was begun
 
     @property
@@ -106,7 +114,7 @@ class Session:
                 words = (row.reason or "").partition(" (log: ")[0]  # each trial has a log of its own
                 alike.setdefault(words, []).append(row)
         for failed in alike.values():
-            kinds = {*WHOLE_RUNS, *(row.kind for row in failed)}
+            kinds = {WHOLE_RUN, *(row.kind for row in failed)}
             has_run = any(row.status == "ok" and row.kind in kinds for row in rows)
             if len({row.plan for row in failed}) >= N_ALIKE and not has_run:
                 return failed
@@ -119,21 +127,20 @@ class Session:
             return None
         return least
 
-    def run(self, strategy: Strategy, *, may_use_reserve: bool = False, despite_errors: bool = False) -> bool:
+    def run(
+        self, strategy: Generator[Wish, Any, Any], *, may_use_reserve: bool = False, despite_errors: bool = False
+    ) -> bool:
         """Run a strategy to its end; False when the budget, or an error that every plan meets, ended it first."""
         try:
             wish = next(strategy)
             while True:
-                if isinstance(wish, Ask) and wish.together:
-                    self._round = self.journal.enter_round(wish.comparison, wish.together)
                 answer = None
-                key = self._find_key(wish)
-                if isinstance(wish, Skip) or key[:2] in self._known or self.journal.holds(key):
+                if self._is_free(wish):
                     answer = self._answer(wish)
                 elif not despite_errors and self.common_error:
                     strategy.close()
                     return False
-                elif not self._must_stop(wish, may_use_reserve=may_use_reserve):
+                elif isinstance(wish, Skip) or not self._must_stop(wish, may_use_reserve=may_use_reserve):
                     answer = self._answer(wish)
                 if answer is None:
                     self.is_budget_spent = True
@@ -143,58 +150,69 @@ class Session:
         except StopIteration:
             return True
 
-    def adopt_rest(self, kinds: Collection[str] = (*WHOLE_RUNS, *PROBES)) -> None:
+    def adopt_rest(self, kinds: Collection[str] = (WHOLE_RUN, IN_TURNS, *PROBES)) -> None:
         """Take in the rows of earlier sessions that nobody asked for: a resumed search never reports less."""
         for trial in self.journal.take_rest(kinds):
-            self._keep(trial, is_resumed=True)
+            if trial.kind == IN_TURNS:
+                self.turns.append(trial)
+                self.n_resumed += 1
+            else:
+                self._keep(trial, is_resumed=True)
 
-    def _must_stop(self, wish: Ask, *, may_use_reserve: bool) -> bool:
+    def _is_free(self, wish: Wish) -> bool:
+        """Whether a wish is answered without running anything."""
+        if isinstance(wish, TakeTurns):
+            return self.journal.holds_group(wish.plans)
+        key = _find_key(wish)
+        return isinstance(wish, Skip) or key in self._known or self.journal.holds(key)
+
+    def _must_stop(self, wish: Ask | TakeTurns, *, may_use_reserve: bool) -> bool:
         """Whether the next trial would not fit. The first whole run begins while any time is left: without it there is
         nothing to say, and the probes before it leave time for one."""
         if self.budget_s is None:
             return False
-        whole_s = self._estimate_s(END_TO_END)
         has_run = any(row.status != "skipped" for row in self.rows)
-        next_s = max(1, len(wish.together)) * self._estimate_s(wish.kind, wish.plan)
-        kept_s = 0.0 if has_run or wish.kind not in PROBES else whole_s
+        is_whole = isinstance(wish, Ask) and wish.kind not in PROBES
+        next_s = self._estimate_wish_s(wish)
+        kept_s = 0.0 if has_run or is_whole else self._estimate_s(WHOLE_RUN)
         search_s = (self._ready_s if self.n_run else self.elapsed_s) + next_s + kept_s
         if not may_use_reserve:
-            reserve_s = self.reserve_trials * whole_s
-            kept_s += min(reserve_s, self.reserve_share * self.budget_s)
-            search_s = min(search_s + reserve_s, search_s / (1 - self.reserve_share))
+            kept_s += min(PROOF_S, RESERVE_SHARE * self.budget_s)
+            search_s = min(search_s + PROOF_S, search_s / (1 - RESERVE_SHARE))
         left_s = self.left_s
-        is_first = wish.kind not in PROBES and not has_run
-        must_stop = left_s <= 0 or (not is_first and next_s + kept_s > left_s)
+        must_stop = left_s <= 0 or ((has_run or not is_whole) and next_s + kept_s > left_s)
         if must_stop and self.cut is None:  # what comes after a run that was broken off would not be begun before it
-            n_runs = len(wish.together) or 1
+            n_runs = 1 if isinstance(wish, Ask) else len(wish.plans)
             refusal = Refusal(next_s=next_s, n_runs=n_runs, kept_s=kept_s, left_s=left_s, search_s=search_s)
             self._refusals.append(refusal)
         return must_stop
 
+    def _estimate_wish_s(self, wish: Ask | TakeTurns) -> float:
+        if isinstance(wish, Ask):
+            return self._estimate_s(wish.kind, wish.plan)
+        return sum(self._estimate_s(IN_TURNS, plan) for plan in wish.plans)
+
     def _estimate_s(self, kind: str, plan: Plan | None = None) -> float:
         """Estimate the seconds of a trial: its plan's last, else the median of its like; 0 before the first."""
         ran = self._list_ran()
-        alike = [row for row in ran if row.kind == kind or (row.kind in WHOLE_RUNS and kind in WHOLE_RUNS)]
+        alike = [row for row in ran if row.kind == kind]
         own = [row.seconds for row in alike if row.plan == plan]
         if own:
             return own[-1]
         others = alike or [row for row in ran if row.kind != "memory"] or ran  # estimates of memory run no step
         return statistics.median([row.seconds for row in others]) if others else 0.0
 
-    def _find_key(self, wish: Ask | Skip) -> Key:
-        if isinstance(wish, Skip):
-            return wish.plan, END_TO_END, None, None
-        return wish.plan, wish.kind, wish.comparison, None if wish.comparison is None else self._round
-
-    def _answer(self, wish: Ask | Skip) -> Trial | None:
-        """Return the row, run or known; None where the end of the budget broke the trial off."""
-        key = self._find_key(wish)
-        if key[:2] in self._known:
-            return self._known[key[:2]]
+    def _answer(self, wish: Wish) -> Trial | list[Trial] | None:
+        """Return the row or rows, run or known; None where the end of the budget broke the trial off."""
+        if isinstance(wish, TakeTurns):
+            return self._answer_group(wish)
+        key = _find_key(wish)
+        if key in self._known:
+            return self._known[key]
         found = self.journal.take(key)
         if found is not None:
             return self._keep(found, is_resumed=True)
-        id = self.journal.next_id()
+        (id,) = self.journal.next_ids()
         if isinstance(wish, Ask):
             trial = self._run_trial(wish, id)
         else:
@@ -204,38 +222,50 @@ class Session:
             self.journal.append(trial)
         return None if trial is None else self._keep(trial)
 
+    def _answer_group(self, wish: TakeTurns) -> list[Trial] | None:
+        if found := self.journal.take_group(wish.plans):
+            return self._keep_group(found, is_resumed=True)
+        ids = self.journal.next_ids(len(wish.plans))
+        self._tell_start(ids[0], wish.plans[0], wish.why, IN_TURNS)
+        left_s, group = self.left_s, self.journal.count_groups() + 1
+        rows = self.target.run_group(dict(zip(ids, wish.plans, strict=True)), why=wish.why)
+        self.n_run += len(rows)
+        if any(row.status == "timeout" for row in rows) and self.left_s <= 0:
+            return self._cut(rows[0], left_s)
+        rows = [dataclasses.replace(row, group=group) for row in rows]
+        self.journal.append(*rows)
+        return self._keep_group(rows)
+
     def _run_trial(self, wish: Ask, id: str) -> Trial | None:
-        # Probes, whole runs, repeats: what an earlier stage did not need never comes. A whole run before any probe is
-        # the user's own plan.
-        if wish.kind not in PROBES and (self.probes or wish.kind != END_TO_END):
-            is_over = (*PROBES, END_TO_END) if wish.kind != END_TO_END else PROBES
-            self._ahead |= dict.fromkeys(is_over, 0)
-        n_done, n_planned = self._count()
-        self.on_event(
-            TrialStarted(id=id, plan=wish.plan, why=wish.why, kind=wish.kind, n_done=n_done, n_planned=n_planned)
-        )
-        if not self.n_run:
-            self._ready_s = self.elapsed_s
+        self._tell_start(id, wish.plan, wish.why, wish.kind)
         left_s = self.left_s
         trial = self.target(wish.plan, id=id, why=wish.why, kind=wish.kind)
+        trial = dataclasses.replace(trial, predicted_samples_per_s=wish.predicted_samples_per_s)
         self.n_run += 1
-        if trial.status == "timeout" and self.left_s <= 0:
-            self.cut = trial
-            search_s = self._ready_s + trial.seconds
-            self._refusals.append(Refusal(next_s=trial.seconds, left_s=left_s, search_s=search_s, is_cut=True))
-            self.on_event(TrialCut(id=id, seconds=trial.seconds))
-            return None
-        if wish.comparison is not None:
-            trial = dataclasses.replace(trial, comparison=wish.comparison, round=self._round)
-        return trial
+        return self._cut(trial, left_s) if trial.status == "timeout" and self.left_s <= 0 else trial
+
+    def _cut(self, trial: Trial, left_s: float) -> None:
+        """Note what the end of the budget broke off."""
+        self.cut = trial
+        search_s = self._ready_s + trial.seconds
+        self._refusals.append(Refusal(next_s=trial.seconds, left_s=left_s, search_s=search_s, is_cut=True))
+        self.on_event(TrialCut(id=trial.id, seconds=trial.seconds))
+
+    def _tell_start(self, id: str, plan: Plan, why: str, kind: str) -> None:
+        # Probes, whole runs, turns: what an earlier stage did not need never comes. A whole run before any probe is the
+        # user's own plan.
+        if kind not in PROBES and (self.probes or kind == IN_TURNS):
+            self._ahead |= dict.fromkeys((*PROBES, WHOLE_RUN) if kind == IN_TURNS else PROBES, 0)
+        n_done, n_planned = self._count()
+        self.on_event(TrialStarted(id=id, plan=plan, why=why, kind=kind, n_done=n_done, n_planned=n_planned))
+        if not self.n_run:
+            self._ready_s = self.elapsed_s
 
     def _keep(self, trial: Trial, *, is_resumed: bool = False) -> Trial:
         self.n_resumed += is_resumed
-        if trial.kind in (END_TO_END, *PROBES):
-            self._known[trial.plan, trial.kind] = trial
+        self._known[trial.plan, trial.kind] = trial
         (self.probes if trial.kind in PROBES else self.rows).append(trial)
-        stage = REPEAT if trial.kind == BASELINE else trial.kind
-        self._ahead[stage] = max(0, self._ahead.get(stage, 0) - 1)
+        self._ahead[trial.kind] = max(0, self._ahead.get(trial.kind, 0) - 1)
         n_done, n_planned = self._count()
         left_s = self._estimate_left_s()
         self.on_event(
@@ -243,8 +273,19 @@ class Session:
         )
         return trial
 
+    def _keep_group(self, rows: Sequence[Trial], *, is_resumed: bool = False) -> list[Trial]:
+        self.n_resumed += is_resumed * len(rows)
+        self.turns += rows
+        self._ahead[IN_TURNS] = max(0, self._ahead.get(IN_TURNS, 0) - len(rows))
+        n_done, n_planned = self._count()
+        left_s = self._estimate_left_s()
+        self.on_event(
+            TurnsDone(rows=tuple(rows), n_done=n_done, n_planned=n_planned, seconds_left=left_s, is_resumed=is_resumed)
+        )
+        return list(rows)
+
     def _list_ran(self) -> list[Trial]:
-        return [row for row in (*self.rows, *self.probes) if row.seconds > 0]
+        return [row for row in (*self.rows, *self.turns, *self.probes) if row.seconds > 0]
 
     def _estimate_left_s(self) -> float | None:
         """Estimate the seconds left at most: what may come, each as long as its like, within the budget."""
@@ -254,7 +295,12 @@ class Session:
 
     def _count(self) -> tuple[int, int]:
         """Count the trials that are done, and all that are planned, no more than the budget holds at this pace."""
-        n_done, n_left, ran = len(self.rows) + len(self.probes), sum(self._ahead.values()), self._list_ran()
+        n_done = len(self.rows) + len(self.turns) + len(self.probes)
+        n_left, ran = sum(self._ahead.values()), self._list_ran()
         if self.budget_s is not None and ran:
             n_left = min(n_left, max(0, int(self.left_s / statistics.fmean(row.seconds for row in ran))))
         return n_done, n_done + n_left
+
+
+def _find_key(wish: Ask | Skip) -> Key:
+    return wish.plan, wish.kind if isinstance(wish, Ask) else WHOLE_RUN

@@ -1,16 +1,16 @@
 """Strategies: generators over a Space that choose which plans to run, in which order, and when to stop."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from fulltilt.levers import find_obstacles
-from fulltilt.records import Plan, Trial
-from fulltilt.tuner.picks.undecided import is_noisy
+from fulltilt.records import IN_TURNS, WHOLE_RUN, Plan
+from fulltilt.stats.alternation import LOOKS
+from fulltilt.tuner.picks.finalists import N_FINALISTS
 from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.space import COUPLED, Space
-from fulltilt.tuner.search.confirm import MAX_CONFIRM_ROUNDS
 from fulltilt.tuner.search.coordinate_descent import coordinate_descent, project, without_batch
 from fulltilt.tuner.search.model_first import FULL, QUICK, count_trials, model_first
-from fulltilt.tuner.search.session import END_TO_END, REPEAT, Ask, Skip, Strategy
+from fulltilt.tuner.search.session import Ask, Skip, Strategy
 
 
 def skip_impossible(space: Space) -> Strategy:
@@ -19,18 +19,15 @@ def skip_impossible(space: Space) -> Strategy:
         yield Skip(plan=plan, reason=reason, why="asked for, or suggested for this machine")
 
 
-def run_own_plan(space: Space, *, is_limited: bool) -> Strategy:
-    """Run the user's own plan first, where the search may end before its last stage.
+def run_own_plan(space: Space) -> Strategy:
+    """Run the user's own plan first: without it nothing that is found says what it gains.
 
-    There it runs beside the finalists; without it nothing that is found says what it gains. Where it cannot apply, a
-    row says why.
+    Where it cannot apply, a row says why.
     """
-    if not space.axes:
-        return
     obstacles = find_obstacles(space.user_plan, space.facts)
     if obstacles:
         yield Skip(plan=space.user_plan, reason="; ".join(obstacles), why="the settings as they were")
-    elif is_limited:
+    else:
         yield Ask(plan=space.user_plan, why="the settings as they were: what others are held against")
 
 
@@ -68,25 +65,14 @@ def name_strategy(strategy: str) -> str:
     return "model_first" if strategy == "quick" else strategy
 
 
-def count_finalists(strategy: str, rows: Sequence[Trial] = ()) -> int:
-    """Choose how many plans are measured again, by how noisy the rows of the search are.
-
-    The fastest of a whole grid's noisy rows are mostly lucky ones: over 20 simulated workloads the exhaustive search
-    lost 1.72 % on average with two of them and 1.14 % with four (``benchmarks/results/search_replay-cpu.json``).
-    Searches that run few plans, each for a reason, lost no less with a third.
-    """
-    whole = [row for row in rows if row.kind == END_TO_END and row.status == "ok"]
-    return {"exhaustive": 4, "quick": 1}.get(strategy, 4 if is_noisy(whole) else 2)
-
-
-def count_planned(space: Space, strategy: str, *, is_limited: bool) -> dict[str, int]:
-    """Estimate the number of trials by kind, for a progress display; with a budget the user's own plan runs first."""
+def count_planned(space: Space, strategy: str) -> dict[str, int]:
+    """Estimate the number of trials by kind, for a progress display; the user's own plan runs first."""
     if strategy in ("model_first", "quick"):
         counts = count_trials(space, QUICK if strategy == "quick" else FULL)
     elif strategy == "exhaustive":
-        counts = {END_TO_END: count_grid(space)}
+        counts = {WHOLE_RUN: count_grid(space)}
     else:
-        counts = {END_TO_END: min(count_grid(space), 2 * (1 + sum(len(values) - 1 for values in space.axes.values())))}
-    counts[END_TO_END] += len(space.skipped) + is_limited
-    counts[REPEAT] = MAX_CONFIRM_ROUNDS * (1 + min(count_grid(space), count_finalists(strategy)))
+        counts = {WHOLE_RUN: min(count_grid(space), 2 * (1 + sum(len(values) - 1 for values in space.axes.values())))}
+    counts[WHOLE_RUN] += len(space.skipped) + 1
+    counts[IN_TURNS] = LOOKS[0] * (1 + min(count_grid(space), N_FINALISTS))
     return counts

@@ -32,26 +32,41 @@ class ZygoteDiedError(TrainingError):
 
 
 class Zygote:
-    """Controls the process that trials are forked from, one trial at a time; ``start`` starts it.
+    """Controls the process that trials are forked from; ``start`` starts it.
 
     Its stderr goes to ``log_path``. A trial process calls ``body`` (``module:function``) with (request, answer).
-    ``preload`` names the modules it imports in place of its own list.
+    ``preload`` names the modules it imports in place of its own list, ``environment`` the variables that it and its
+    trials have beside those of this process.
     """
 
-    def __init__(self, log_path: Path, *, body: str = DEFAULT_BODY, preload: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        log_path: Path,
+        *,
+        body: str = DEFAULT_BODY,
+        preload: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ):
         self.log_path, self.body, self._preload = log_path, body, preload
+        self._environment = dict(environment or {})
         self.start_limit_s = START_LIMIT_S  # how long its start may take while it is at work
         self.answer_limit_s = ANSWER_LIMIT_S  # how long each fork may take
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._mark = secrets.token_hex(8)
         self._scratch_home = ""
+        self._exit_codes: dict[int, int] = {}  # of trials that have ended and were not asked about
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def plan_other(self, environment: Mapping[str, str]) -> "Zygote":
+        """Plan one that differs in its environment, with a log of its own beside this one's."""
+        name = "-".join([self.log_path.stem, *environment.values()]) + self.log_path.suffix
+        return Zygote(self.log_path.with_name(name), body=self.body, preload=self._preload, environment=environment)
 
     @property
     def pid(self) -> int | None:
@@ -73,7 +88,7 @@ class Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, MARK_VARIABLE: self._mark},
+                env={**os.environ, **self._environment, MARK_VARIABLE: self._mark},
             )
         pid = self._process.pid
         try:
@@ -93,8 +108,30 @@ class Zygote:
         """Name a new folder for the temporary files of one trial; the server has to be started."""
         return os.path.join(self._scratch_home, f"fulltilt-{secrets.token_hex(4)}")
 
-    def send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send a message, with descriptors of open files attached."""
+    def fork(self, scratch: str, descriptors: tuple[int, ...]) -> int:
+        """Have a trial forked, with the descriptors of its request, its link and its log; return its process."""
+        self._send({"do": "fork", "body": self.body, "scratch": scratch}, descriptors)
+        end_s = time.monotonic() + self.answer_limit_s
+        while True:
+            said = self.receive(max(0.0, end_s - time.monotonic())) or {"say": "nothing", "message": "no answer"}
+            if said["say"] == "forked":
+                return said["pid"]
+            if said["say"] != "exited":
+                raise ZygoteDiedError(f"no trial process can be forked: {said.get('message', said)}")
+            self._exit_codes[said["pid"]] = said["exit_code"]
+
+    def kill(self, pid: int) -> None:
+        """Have a trial ended with all it started."""
+        self._send({"do": "kill", "pid": pid})
+
+    def take_exit_code(self, pid: int) -> int | None:
+        """Return how a trial ended, once; None while it runs."""
+        while (said := self.receive(0)) is not None:
+            if said["say"] == "exited":
+                self._exit_codes[said["pid"]] = said["exit_code"]
+        return self._exit_codes.pop(pid, None)
+
+    def _send(self, message: Mapping[str, Any], descriptors: tuple[int, ...] = ()) -> None:
         try:
             socket.send_fds(self._get_socket(), [json.dumps(message).encode()], descriptors)
         except ConnectionError:
@@ -129,6 +166,7 @@ class Zygote:
             if self._process.returncode != 0:  # ended before it could end what left its trial's session
                 proctree.kill_marked(f"{MARK_VARIABLE}={self._mark}")
             self._process = None
+            self._exit_codes.clear()
 
     def _get_socket(self) -> socket.socket:
         if self._control is None:
@@ -143,6 +181,34 @@ class Zygote:
             return "it closed its socket"
         how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"the process that trials start from {how}"
+
+
+class Zygotes:
+    """Holds a server for each environment that plans want; each starts when it is needed."""
+
+    def __init__(self, first: Zygote):
+        self._first = first
+        self._others: dict[tuple[tuple[str, str], ...], Zygote] = {}
+
+    def find(self, environment: Mapping[str, str]) -> Zygote:
+        """Find the server whose trials have these variables, beside those of this process."""
+        if not environment:
+            return self._first
+        key = tuple(sorted(environment.items()))
+        if key not in self._others:
+            self._others[key] = self._first.plan_other(environment)
+        return self._others[key]
+
+    def close(self) -> None:
+        """End them all, and whatever still runs below them."""
+        for zygote in (self._first, *self._others.values()):
+            zygote.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 def wait_for_start(

@@ -10,8 +10,17 @@ from typing import Any
 
 from fulltilt.errors import UsageError
 from fulltilt.records import Event, TrialRequest, decode, encode
-from fulltilt.tuner.trials.measuring import Answer, Measure, build_request, measure_built, report_parts_of
+from fulltilt.tuner.trials.measuring import (
+    Answer,
+    Link,
+    Measure,
+    build_request,
+    explain_workers,
+    measure_built,
+    report_parts_of,
+)
 
+TAKE_BLOCK, END = "block", "end"  # orders of a kind "turns"
 DEADLINE_SHARE = 0.75  # of the trial's usual deadline: a rank that hangs is named before the trial is ended as a whole
 
 
@@ -116,6 +125,22 @@ def _measure_here(measure: Measure, request: TrialRequest, answer: Answer) -> No
         answer({"measurement": encode(measure_built(measure, run, request, answer))})
 
 
+def run_turns(request: TrialRequest, answer: Answer) -> None:
+    """Take a block of steps at each order, until the other side says to end or is gone."""
+    from fulltilt.engine.measured.turns import Turns
+
+    assert isinstance(answer, Link)
+    with build_request(request, answer) as run, explain_workers():
+        answer({"progress": {"stage": "built"}})
+        turns = Turns(run)
+        turns.warm_up()
+        answer({"blocks": 0})
+        for number, order in enumerate(answer.take_orders(), start=1):
+            if order != TAKE_BLOCK:
+                break
+            answer({"block": encode(turns.take_block()), "blocks": number})
+
+
 def run_memory_probe(request: TrialRequest, answer: Answer) -> None:
     """Estimate the memory of one plan without a step and answer with a Measurement of that figure."""
     from fulltilt.engine.measured import probes
@@ -139,6 +164,7 @@ def run_facts(request: TrialRequest, answer: Answer) -> None:
         UsageError: the run cannot be divided over the ranks of the request, whatever the plan: many trials would say
             so.
     """
+    from fulltilt.engine.build.assemble import name_origins
     from fulltilt.engine.build.facts import describe_data, name_device, name_model
     from fulltilt.engine.ranks.division import find_obstacles
 
@@ -156,6 +182,7 @@ def run_facts(request: TrialRequest, answer: Answer) -> None:
             "device_name": name_device(run.device),
             "optimizer": type(optimizer).__name__,
             "learning_rate": float(optimizer.param_groups[0]["lr"]),
+            "taken_from": name_origins(run.config, run.workload),
             "notes": list(run.notes),
         }
         answer({"facts": encode(run.facts), "workload": workload})
@@ -163,6 +190,7 @@ def run_facts(request: TrialRequest, answer: Answer) -> None:
 
 KINDS: Mapping[str, Callable[[TrialRequest, Answer], None]] = {
     "trial": run_trial,
+    "turns": run_turns,
     "device": run_device_probe,
     "loader": run_loader_probe,
     "memory": run_memory_probe,

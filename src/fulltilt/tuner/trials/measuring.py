@@ -3,18 +3,43 @@
 import base64
 import contextlib
 import functools
+import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from fulltilt.records import Measurement, TrialRequest
 
-Answer = Callable[[Mapping[str, Any]], None]
+Answer = Callable[[Mapping[str, Any]], None]  # a ``Link`` in a trial process
 Measure = Callable[..., Measurement]
 
 PROGRESS_INTERVAL_S = 0.25
+
+
+class Link:
+    """Sends answers to the process that watches this one, and takes its orders, as JSON lines."""
+
+    def __init__(self, descriptor: int):
+        self._stream = os.fdopen(descriptor, "r+b", buffering=0)
+
+    def __call__(self, message: Mapping[str, Any]) -> None:
+        line = json.dumps({**message, "time_s": time.time()}, allow_nan=False, ensure_ascii=False)
+        # Names of files that are no UTF-8 reach messages as lone surrogates, which no journal can hold.
+        self._stream.write(line.encode(errors="replace") + b"\n")
+
+    def take_orders(self) -> Iterator[str]:
+        """Yield each order as it comes, until the other side is gone."""
+        for line in iter(self._stream.readline, b""):
+            yield json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stream.close()
 
 
 def measure_built(measure: Measure, run: Any, request: TrialRequest, answer: Answer) -> Measurement:

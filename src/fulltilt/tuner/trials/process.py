@@ -10,6 +10,7 @@ import json
 import os
 import select
 import shutil
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -59,11 +60,13 @@ def run_trial_process(
     while True:
         start = time.monotonic()  # what an attempt before it took is no part of what the trial takes
         zygote.start()
-        watch, evidence, seconds = _Watch(request, zygote, log_path, on_progress), None, 0.0
+        watch, evidence, seconds = Watch(request, zygote, log_path, on_progress), None, 0.0
         try:
             with contextlib.closing(watch):
                 try:
-                    watch.run()
+                    watch.fork()
+                    while watch.is_alive:
+                        watch.wait()
                 finally:  # what cleaning up after it takes says nothing of the plan
                     seconds = time.monotonic() - start
         except ZygoteDiedError as error:
@@ -82,15 +85,22 @@ def run_trial_process(
         )
 
 
-class _Watch:
-    """Watches one trial process from fork to the end of its last descendant."""
+class Watch:
+    """Watches one trial process from fork to the end of its last descendant.
 
-    def __init__(self, request: TrialRequest, zygote: Zygote, log_path: Path, on_progress: OnProgress | None):
+    Attributes:
+        reply: The answers that were neither progress nor failure, joined.
+        pid: The process, which leads a session and a process group.
+    """
+
+    def __init__(self, request: TrialRequest, zygote: Zygote, log_path: Path, on_progress: OnProgress | None = None):
         self._request, self._zygote, self._log_path, self._on_progress = request, zygote, log_path, on_progress
         self.reply: dict[str, Any] = {}
-        self.is_condemned = False  # a deadline or a memory limit was passed, and it was told to end
+        self.is_condemned = False  # it was told to end, mostly for a deadline or a memory limit that it passed
         self._is_asked = False
-        self._pid: int | None = None
+        self.pid: int | None = None
+        self._link: socket.socket | None = None
+        self._start_s = 0.0
         self._exit_code: int | None = None
         self._seen_pids: set[int] = set()
         self._buffer = b""
@@ -105,29 +115,69 @@ class _Watch:
         self._watchdog: _MemoryWatch | None = None
         self._oom_kills_before = read_oom_kills() or 0
 
-    def run(self) -> None:
-        """Fork, and watch until the process and all below it have ended."""
-        answers = self._fork()
-        start = time.monotonic()
+    @property
+    def is_alive(self) -> bool:
+        return self._exit_code is None
+
+    def fork(self) -> None:
+        """Have the server fork the process, with one end of a socket for its answers and its orders."""
+        request = os.memfd_create("fulltilt-request")
+        self._link, theirs = socket.socketpair()
         try:
-            while self._exit_code is None:
-                self._wait(answers)
-                self._check(time.monotonic() - start)
-            os.set_blocking(answers, False)  # a process that left a copy of the pipe open cannot hold us up
-            with contextlib.suppress(BlockingIOError):
-                while self._read_answers(answers):
-                    pass
+            with theirs, open_log(self._log_path) as log, os.fdopen(os.dup(request), "wb") as stream:
+                stream.write(json.dumps(encode(self._request)).encode())
+                stream.flush()
+                os.lseek(request, 0, os.SEEK_SET)
+                self._scratch = self._zygote.name_scratch()  # here: it may be killed before it has answered
+                self._is_asked = True
+                self.pid = self._zygote.fork(self._scratch, (request, theirs.fileno(), log.fileno()))
         finally:
-            os.close(answers)
+            os.close(request)
+        self._start_s = time.monotonic()
+        if not self._request.rank_devices:
+            self._watchdog = _MemoryWatch(self._request, [self.pid])
+
+    def send(self, order: str) -> None:
+        """Give an order, for which the deadline begins anew; a process that is dead already takes none."""
+        assert self._link is not None
+        self._start_s = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            self._link.sendall(json.dumps(order).encode() + b"\n")
+
+    def wait(self) -> None:
+        """Wait a moment for answers or the end; end a process that missed its deadline or passed its limit."""
+        assert self._link is not None
+        assert self.pid is not None
+        ready = select.select([self._link, self._zygote], [], [], WATCH_INTERVAL_S)[0]
+        if self._link in ready and not self._read_answers():
+            time.sleep(0.005)  # closed before the exit is reported; the zygote speaks next
+        # Each watch of several may read what the server says of another's process.
+        self._exit_code = self._zygote.take_exit_code(self.pid)
+        if self.is_alive:
+            self._check(self.pid, time.monotonic() - self._start_s)
+            return
+        self._link.setblocking(False)  # a process that left a copy of the socket open cannot hold us up
+        with contextlib.suppress(BlockingIOError):
+            while self._read_answers():
+                pass
+
+    def kill(self) -> None:
+        """Have the process killed with all it started, and wait for its end."""
+        assert self.pid is not None
+        self._condemn(self.pid)
+        while self.is_alive:
+            self.wait()
 
     def close(self) -> None:
         """Leave nothing behind, after the end and on the way out of an interrupt."""
+        if self._link is not None:
+            self._link.close()
         if self._is_asked and self._exit_code is None:
-            if self._pid is not None:
-                self._seen_pids.update(proctree.kill_session(self._pid))
+            if self.pid is not None:
+                self._seen_pids.update(proctree.kill_session(self.pid))
             self._zygote.close()
-        if self._pid is not None:
-            proctree.remove_shared_segments({self._pid, *self._seen_pids})
+        if self.pid is not None:
+            proctree.remove_shared_segments({self.pid, *self._seen_pids})
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -147,45 +197,7 @@ class _Watch:
             host_oom_kills=max(0, (read_oom_kills() or 0) - self._oom_kills_before),
         )
 
-    def _fork(self) -> int:
-        """Have the server fork; return the descriptor to read answers from."""
-        request = os.memfd_create("fulltilt-request")
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        try:
-            with open_log(self._log_path) as log, os.fdopen(os.dup(request), "wb") as stream:
-                stream.write(json.dumps(encode(self._request)).encode())
-                stream.flush()
-                os.lseek(request, 0, os.SEEK_SET)
-                self._scratch = self._zygote.name_scratch()  # here: it may be killed before it has answered
-                order = {"do": "fork", "body": self._zygote.body, "scratch": self._scratch}
-                self._is_asked = True
-                self._zygote.send(order, (request, writer, log.fileno()))
-            said = self._zygote.receive(self._zygote.answer_limit_s) or {"say": "nothing", "message": "no answer"}
-            if said["say"] != "forked":
-                raise ZygoteDiedError(f"no trial process can be forked: {said.get('message', said)}")
-        except BaseException:
-            os.close(reader)
-            raise
-        finally:
-            os.close(request)
-            os.close(writer)
-        self._pid = said["pid"]
-        if not self._request.rank_devices:
-            self._watchdog = _MemoryWatch(self._request, [said["pid"]])
-        return reader
-
-    def _wait(self, answers: int) -> None:
-        ready = select.select([answers, self._zygote], [], [], WATCH_INTERVAL_S)[0]
-        if answers in ready and not self._read_answers(answers):
-            time.sleep(0.005)  # closed before the exit is reported; the zygote speaks next
-        if self._zygote in ready:
-            said = self._zygote.receive(0)
-            if said is not None and said["say"] == "exited" and said["pid"] == self._pid:
-                self._exit_code = said["exit_code"]
-
-    def _check(self, elapsed_s: float) -> None:
-        if self._exit_code is not None or self._pid is None:
-            return
+    def _check(self, pid: int, elapsed_s: float) -> None:
         if self.is_condemned:
             if time.monotonic() - self._kill_sent_s > EXIT_PATIENCE_S:
                 raise ZygoteDiedError("the process that trials start from does not answer")
@@ -194,9 +206,12 @@ class _Watch:
         if self._watchdog is not None:
             self._memory = self._watchdog.check()
         if self._missed or self._memory:
-            self.is_condemned, self._kill_sent_s = True, time.monotonic()
-            self._seen_pids.update(proctree.find_members(self._pid))
-            self._zygote.send({"do": "kill"})
+            self._condemn(pid)
+
+    def _condemn(self, pid: int) -> None:
+        self.is_condemned, self._kill_sent_s = True, time.monotonic()
+        self._seen_pids.update(proctree.find_members(pid))
+        self._zygote.kill(pid)
 
     def _find_missed_deadline(self, elapsed_s: float) -> tuple[str, str] | None:
         """Return which deadline was missed, and the remedy where there is one."""
@@ -213,8 +228,12 @@ class _Watch:
             return f"no step done for {silent_s:.1f} s, the longest pause before was {self._longest_pause_s:.2f} s", ""
         return None
 
-    def _read_answers(self, answers: int) -> bool:
-        data = os.read(answers, 65536)
+    def _read_answers(self) -> bool:
+        assert self._link is not None
+        try:
+            data = self._link.recv(65536)
+        except ConnectionResetError:  # it ended without having read all of its orders
+            data = b""
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         if len(self._buffer) > ANSWER_LIMIT_BYTES:
             self._buffer = _TORN

@@ -5,7 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fulltilt.records import Figures, Measurement, PhasesMs, Plan, Status, Trial, classify_outcome, format_gib
+from fulltilt.records import IN_TURNS, Figures, Measurement, PhasesMs, Plan, Status, Trial, classify_outcome, format_gib
+from fulltilt.stats import Turns
 from fulltilt.tuner.trials.process import ProcessOutcome
 
 NULLABLE = (
@@ -14,6 +15,7 @@ NULLABLE = (
     "first_step_s", "flops_per_sample", "flops_coverage_pct", "cpu_pressure_pct", "steal_pct",
 )  # fmt: skip
 """Figures of a trial that may be null; each null then has an entry in ``null_reasons``."""
+IN_TURNS_ALONE = "plans that take turns are measured for their speed alone; the plan's whole run has the other figures"
 WHY_NULL = {"ok": "the trial did not report it", "skipped": "not run"}
 
 
@@ -43,6 +45,20 @@ def build_trial(
         plan, id=id, why=why, kind=kind, status=status, reason=reason, measurement=measurement,
         seconds=outcome.seconds, n_devices=n_devices,
     )  # fmt: skip
+
+
+def build_turns_row(plan: Plan, turns: Turns, *, id: str, why: str, seconds: float, n_devices: int = 1) -> Trial:
+    """Build the row of a plan that took turns with others: its speed, and nothing else."""
+    measurement = Measurement(
+        samples_per_s=turns.samples_per_s,
+        n_warmup_steps=0,
+        null_reasons={name: IN_TURNS_ALONE for name in NULLABLE if name != "samples_per_s"},
+    )
+    row = build_row(
+        plan, id=id, why=why, kind=IN_TURNS, status="ok", reason=None, measurement=measurement, seconds=seconds,
+        n_devices=n_devices,
+    )  # fmt: skip
+    return dataclasses.replace(row, stalled_pct=turns.stalled_pct)
 
 
 def build_row(

@@ -1,9 +1,10 @@
 """The process that trials are forked from, with torch loaded, one thread and no device context.
 
 ``client.Zygote`` starts it with the descriptor of one end of a SOCK_SEQPACKET pair; messages are JSON objects.
-In: ``fork`` (with three descriptors: request, answers, log), ``kill``. Out: ``ready``, ``failed``, ``forked``,
+In: ``fork`` (with three descriptors: request, link, log), ``kill``. Out: ``ready``, ``failed``, ``forked``,
 ``refused``, ``exited``. It ends what is left of a trial before it reports ``exited``; as a subreaper it also finds what
-moved to a session of its own. It ends with its socket, or when its parent dies, and takes its trial with it.
+moved to a session of its own, once no other trial is alive. It ends with its socket, or when its parent dies, and takes
+its trials with it.
 """
 
 import atexit
@@ -92,12 +93,12 @@ def _import_modules(names: tuple[str, ...] | list[str]) -> None:
 
 
 class _Server:
-    """Forks a trial at a request, and tells its end; one trial at a time."""
+    """Forks trials at request, and tells the end of each."""
 
     def __init__(self, control: socket.socket, wakeup: int):
         self._control, self._wakeup = control, wakeup
-        self._trial: int | None = None  # its process
-        self._scratch = ""  # its folder for temporary files
+        self._trials: dict[int, str] = {}  # process → its folder for temporary files
+        self._ended: dict[int, int] = {}  # child that has ended → its status
 
     def serve(self) -> None:
         stop: list[int] = []
@@ -113,29 +114,31 @@ class _Server:
                     elif not self._handle():
                         stop.append(0)
                         break
-                ended = _reap()
-                if self._trial in ended:
-                    pid, code = self._trial, os.waitstatus_to_exitcode(ended[self._trial])
-                    self._clean_up(pid)  # before it is told: whoever is told may be killed before it can
-                    self._trial = None
-                    _say(self._control, say="exited", pid=pid, exit_code=code)
-        if self._trial is not None:  # nobody else is left to clean up after it
-            self._clean_up(self._trial)
+                self._ended |= _reap()
+                while over := self._ended.keys() & self._trials.keys():  # while one is cleaned up, another may end
+                    for pid in over:
+                        self._clean_up(pid)  # before it is told: whoever is told may be killed before it can
+                        _say(
+                            self._control, say="exited", pid=pid, exit_code=os.waitstatus_to_exitcode(self._ended[pid])
+                        )
+                self._ended.clear()
+        for pid in list(self._trials):  # nobody else is left to clean up after them
+            self._clean_up(pid)
 
     def _handle(self) -> bool:
         """Do what the next message says; False when there is none, for the parent is gone."""
         message, descriptors = _receive(self._control)
         if message is None:
             return False
-        if message["do"] == "kill" and self._trial is not None:
-            proctree.kill_processes(proctree.find_descendants(os.getpid()), spare_cleaners=True)
+        if message["do"] == "kill" and message["pid"] in self._trials:
+            proctree.kill_processes(self._find_all_of(message["pid"]), spare_cleaners=True)
         elif message["do"] == "fork":
             try:
-                self._trial = self._fork_trial(message, descriptors)
+                pid = self._fork_trial(message, descriptors)
             except OSError as error:  # no process, no memory, no room for the folder: the next may have better luck
                 _say(self._control, say="refused", message=str(error))
             else:
-                _say(self._control, say="forked", pid=self._trial)
+                _say(self._control, say="forked", pid=pid)
             for descriptor in descriptors:
                 os.close(descriptor)
         return True
@@ -155,7 +158,7 @@ class _Server:
             raise
         if pid == 0:
             self._become_trial(message, descriptors, parent)
-        self._scratch = scratch
+        self._trials[pid] = scratch
         return pid
 
     def _become_trial(self, message: dict[str, Any], descriptors: list[int], parent: int) -> NoReturn:
@@ -173,7 +176,7 @@ class _Server:
             self._control.close()
             os.close(self._wakeup)
             os.close(writer)
-            request, answers, log = descriptors
+            request, link, log = descriptors
             null = os.open(os.devnull, os.O_RDONLY)
             for standard, file in enumerate((null, log, log)):
                 os.dup2(file, standard)
@@ -181,7 +184,7 @@ class _Server:
             os.close(log)
             from fulltilt.tuner.trials import trial
 
-            code = trial.serve_request(request, answers, scratch=message["scratch"], body=message["body"])
+            code = trial.serve_request(request, link, scratch=message["scratch"], body=message["body"])
             atexit._run_exitfuncs()  # as ``sys.exit`` would: temporary folders of user code go with it
         finally:
             with contextlib.suppress(OSError, ValueError):
@@ -190,8 +193,23 @@ class _Server:
             os._exit(code)
 
     def _clean_up(self, trial: int) -> None:
-        proctree.remove_shared_segments({trial, *_end_all()})
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        """Kill what is left of a trial, wait until it is gone, and remove its shared memory and its folder."""
+        seen = {trial}
+        start = time.monotonic()
+        while left := self._find_all_of(trial):
+            seen.update(left)
+            waited_s = time.monotonic() - start
+            proctree.kill_processes(left, spare_cleaners=waited_s < proctree.CLEANER_GRACE_S)
+            self._ended |= _reap()
+            if waited_s > END_PATIENCE_S:
+                break
+            time.sleep(0.002)
+        proctree.remove_shared_segments(seen)
+        shutil.rmtree(self._trials.pop(trial), ignore_errors=True)
+
+    def _find_all_of(self, trial: int) -> list[int]:
+        """Find what is left of a trial; of the last one, that is all below this process, in any session."""
+        return proctree.find_descendants(os.getpid()) if len(self._trials) == 1 else proctree.find_members(trial)
 
 
 def _reap() -> dict[int, int]:
@@ -201,21 +219,6 @@ def _reap() -> dict[int, int]:
         while (found := os.waitpid(-1, os.WNOHANG))[0] != 0:
             ended[found[0]] = found[1]
     return ended
-
-
-def _end_all() -> set[int]:
-    """Kill every process below this one and wait until none is left; return those that were seen."""
-    seen: set[int] = set()
-    start = time.monotonic()
-    while below := proctree.find_descendants(os.getpid()):
-        seen.update(below)
-        waited_s = time.monotonic() - start
-        proctree.kill_processes(below, spare_cleaners=waited_s < proctree.CLEANER_GRACE_S)
-        _reap()
-        if waited_s > END_PATIENCE_S:
-            break
-        time.sleep(0.002)
-    return seen
 
 
 def _choose_scratch_home() -> str:

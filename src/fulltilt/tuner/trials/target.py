@@ -9,17 +9,29 @@ from typing import Any, Protocol
 
 from fulltilt import errors
 from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
-from fulltilt.levers import Facts
-from fulltilt.records import PROBES, Measurement, Plan, Roof, Trial, TrialRequest, classify_outcome, decode
-from fulltilt.tuner.trials.client import ANSWER_LIMIT_S, START_LIMIT_S
-from fulltilt.tuner.trials.process import ProcessOutcome, Zygote, run_trial_process
-from fulltilt.tuner.trials.rows import build_row, build_trial
+from fulltilt.levers import Facts, list_environment
+from fulltilt.records import (
+    IN_TURNS,
+    PROBES,
+    WHOLE_RUN,
+    Measurement,
+    Plan,
+    Roof,
+    Trial,
+    TrialRequest,
+    classify_outcome,
+    decode,
+)
+from fulltilt.tuner.trials.client import ANSWER_LIMIT_S, START_LIMIT_S, Zygote, Zygotes
+from fulltilt.tuner.trials.live import ArmFailedError, GroupRunner
+from fulltilt.tuner.trials.process import ProcessOutcome, run_trial_process
+from fulltilt.tuner.trials.rows import build_row, build_trial, build_turns_row
 
 BUDGET_GONE = "the budget was gone before the first run: {}; give a larger --budget"
 MIN_ANSWER_S = 0.1  # a deadline that has passed already is still one
 PROBE_ID = "facts"
 ROOFS_ID = "roofs"
-ROOFS_MEASURE_S = 2.5
+ROOFS_MEASURE_S = 1.5
 
 
 class Target(Protocol):
@@ -27,10 +39,12 @@ class Target(Protocol):
 
     A trial has the plan, id, kind and why it was asked for, a figure exactly when its status is ok (``samples_per_s``;
     of kind "memory" the estimated ``memory_allocated_peak_gib``), a reason exactly when it is not, and a null reason
-    for every null figure.
+    for every null figure. A group has a row of each plan, by id, or of those alone that failed.
     """
 
-    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial: ...
+    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = WHOLE_RUN) -> Trial: ...
+
+    def run_group(self, plans: Mapping[str, Plan], *, why: str) -> list[Trial]: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,10 +70,21 @@ class ProcessTarget:
     end_s: float | None = None  # of the budget, on ``time.monotonic``: nothing is waited for beyond it; None: never
 
     def __post_init__(self) -> None:
-        self._zygote = self.zygote or Zygote(self.folder / "zygote.log")
+        self._zygotes = Zygotes(self.zygote or Zygote(self.folder / "zygote.log"))
         self._n_ranks = max(1, len(self.usual.rank_devices))
+        self._runner = GroupRunner(self._start_zygote, self.folder)
 
-    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = "end_to_end") -> Trial:
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the plans of a group live at the same time; else whole processes run one after the other."""
+        return self._runner.takes_turns
+
+    @property
+    def waits_passively(self) -> bool:
+        """Whether plans took turns with threads that sleep while they wait, since steps stalled otherwise."""
+        return self._runner.waits_passively
+
+    def __call__(self, plan: Plan, *, id: str, why: str, kind: str = WHOLE_RUN) -> Trial:
         request = self._build_request(plan, id, kind if kind in PROBES else "trial")
         is_part = kind in PROBES and self._n_ranks > 1
         if is_part:
@@ -79,9 +104,29 @@ class ProcessTarget:
             memory_limit_bytes=request.memory_limit_bytes,
         )  # fmt: skip
 
+    def run_group(self, plans: Mapping[str, Plan], *, why: str) -> list[Trial]:
+        """Have fresh processes of the plans take turns; return a row of each by its id, or of those that failed."""
+        requests = {id: self._build_request(plan, id, "trial") for id, plan in plans.items()}
+        begin_s = time.monotonic()
+        try:
+            turns = self._runner({id: self._limit(request) for id, request in requests.items()})
+        except ArmFailedError as error:
+            seconds, id = time.monotonic() - begin_s, str(error.name)
+            return [
+                build_row(
+                    plans[id], id=id, why=why, kind=IN_TURNS, status=error.status, reason=error.reason,
+                    seconds=seconds, n_devices=self._n_ranks,
+                )
+            ]  # fmt: skip
+        each_s = (time.monotonic() - begin_s) / len(plans)
+        return [
+            build_turns_row(plan, turns[id], id=id, why=why, seconds=each_s, n_devices=self._n_ranks)
+            for id, plan in plans.items()
+        ]
+
     def close(self) -> None:
-        """End the server and whatever still runs below it."""
-        self._zygote.close()
+        """End the servers and whatever still runs below them."""
+        self._zygotes.close()
 
     def read_facts(self, plan: Plan) -> ProbeResult:
         """Build the workload once, in a process of its own, and read what guards need to know.
@@ -127,14 +172,23 @@ class ProcessTarget:
             usual, id=id, plan=plan, kind=kind, memory_limit_bytes=limit_bytes, patience_s=usual.deadline_s
         )
 
+    def _start_zygote(self, environment: Mapping[str, str]) -> Zygote:
+        """Have the server of an environment started, before a trial's own time begins."""
+        zygote = self._zygotes.find(environment)
+        zygote.start_limit_s = self._compute_limit_s(START_LIMIT_S)
+        zygote.answer_limit_s = self._compute_limit_s(ANSWER_LIMIT_S)
+        zygote.start()
+        return zygote
+
+    def _limit(self, request: TrialRequest) -> TrialRequest:
+        """Cut the deadline to what is left of the budget."""
+        return dataclasses.replace(request, deadline_s=self._compute_limit_s(request.deadline_s))
+
     def _run(self, request: TrialRequest) -> ProcessOutcome:
-        tell = self.on_progress
-        self._zygote.start_limit_s = self._compute_limit_s(START_LIMIT_S)
-        self._zygote.answer_limit_s = self._compute_limit_s(ANSWER_LIMIT_S)
-        self._zygote.start()  # before the trial's own time begins
+        tell, zygote = self.on_progress, self._start_zygote(list_environment(request.plan))
         return run_trial_process(
-            dataclasses.replace(request, deadline_s=self._compute_limit_s(request.deadline_s)),
-            zygote=self._zygote,
+            self._limit(request),
+            zygote=zygote,
             log_path=self.folder / "logs" / f"{request.id}.log",
             on_progress=None if tell is None else lambda values: tell(request.id, values),
         )

@@ -15,7 +15,6 @@ import resource
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 
 from fulltilt.errors import UsageError
 from fulltilt.levers.compile import keep_cache
-from fulltilt.tuner.trials.measuring import Answer
+from fulltilt.tuner.trials.measuring import Answer, Link
 
 TRIAL_VARIABLE = "FULLTILT_TRIAL"
 DEFAULT_BODY = "fulltilt.tuner.trials.kinds:run_request"
@@ -40,20 +39,14 @@ def refuse_inside_trial(call: str) -> None:
         )
 
 
-def serve_request(request: int, answers: int, *, scratch: str, body: str = DEFAULT_BODY) -> int:
-    """Read one request, run it, answer, and return the exit code: the boundary of the process."""
+def serve_request(request: int, link: int, *, scratch: str, body: str = DEFAULT_BODY) -> int:
+    """Read one request, run it, answer on ``link``, and return the exit code: the boundary of the process."""
     faulthandler.enable()
     keep_cache()  # before TMPDIR moves: trials and training runs share what was compiled
     os.environ["TMPDIR"] = scratch
     tempfile.tempdir = None
     _restore_blas_threads()
-    with os.fdopen(answers, "wb", buffering=0) as stream:
-
-        def answer(message: Mapping[str, Any]) -> None:
-            line = json.dumps({**message, "time_s": time.time()}, allow_nan=False, ensure_ascii=False)
-            # Names of files that are no UTF-8 reach messages as lone surrogates, which no journal can hold.
-            stream.write(line.encode(errors="replace") + b"\n")
-
+    with Link(link) as answer:
         with os.fdopen(request, "rb") as source:
             message = json.loads(source.read())
         os.environ[TRIAL_VARIABLE] = str(message.get("id", "?"))

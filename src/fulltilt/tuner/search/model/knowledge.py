@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from fulltilt.records import Plan, Trial
-from fulltilt.tuner.picks.undecided import is_noisy, measure_noise
+from fulltilt.tuner.picks.speed import is_noisy, measure_noise
 from fulltilt.tuner.question.space import COUPLED, Space
 from fulltilt.tuner.search.model.arms import device_arm
 from fulltilt.tuner.search.model.plan_memory import PlanMemory

@@ -1,0 +1,58 @@
+"""Say and draw how much faster one setting is than another: the same words and bars for every command."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+BAR_WIDTH = 36
+MANY = 2.0  # from twice as fast on, a factor says more than a percentage
+
+
+def say_gain(comparison: Mapping[str, Any], what: str, base: str) -> str:
+    """Say in one sentence what a comparison found: ``B is 1.22 × as fast as A (1.16 to 1.28)``."""
+    verdict, low_pct, high_pct = comparison["verdict"], *comparison["ci_pct"]
+    if verdict in ("faster", "slower"):
+        speedup, interval = format_speedup(comparison["gain_pct"]), format_interval(comparison["ci_pct"])
+        return f"{what} is {speedup} as fast as {base} ({interval})"
+    if verdict == "equal":
+        return f"{what} is as fast as {base}, within {max(-low_pct, high_pct):.1f} %"
+    if not math.isfinite(high_pct):
+        return f"not decided whether {what} or {base} is faster: too little was measured"
+    return f"not decided whether {what} is faster than {base}: between {_say_side(low_pct)} and {_say_side(high_pct)}"
+
+
+def format_speedup(gain_pct: float) -> str:
+    """Format a gain as a factor: ``1.22 ×``."""
+    return f"{_format_factor(1 + gain_pct / 100)} ×"
+
+
+def format_interval(ci_pct: Sequence[float]) -> str:
+    """Format the interval of a gain as factors: ``1.16 to 1.28``."""
+    return " to ".join(_format_factor(1 + pct / 100) for pct in ci_pct)
+
+
+def format_gain(gain_pct: float) -> str:
+    """Format a gain with its sign: ``+22 %``, ``+0.4 %``, ``−3 %``; from twice on as a factor."""
+    if 1 + gain_pct / 100 >= MANY:
+        return format_speedup(gain_pct)
+    size = abs(gain_pct)
+    return (
+        f"{'−' if gain_pct < 0 else '+'}{size:.0f} %" if size >= 9.95 else f"{'−' if gain_pct < 0 else '+'}{size:.1f} %"
+    )
+
+
+def _format_factor(factor: float) -> str:
+    return f"{factor:.2f}" if factor < 10 else f"{factor:,.0f}"
+
+
+def _say_side(pct: float) -> str:
+    if 1 + pct / 100 >= MANY:
+        return f"{_format_factor(1 + pct / 100)} × as fast"
+    return f"{abs(pct):.0f} % {'slower' if pct < 0 else 'faster'}"
+
+
+def draw_bar(value: float, scale: float, interval: Sequence[float] = (), width: int = BAR_WIDTH) -> str:
+    """Draw a figure as a bar, solid up to the low end of its interval and light up to the high one."""
+    low, high = interval or (value, value)
+    n_solid, n_all = (round(width * min(max(end, 0.0), scale) / scale) for end in (low, high))
+    return ("█" * n_solid + "░" * (n_all - n_solid)).ljust(width)

@@ -1,0 +1,217 @@
+"""Draw what a search found from its JSON document; a figure that cannot be drawn from it is empty."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+
+from fulltilt.records import format_gib, format_rate
+from fulltilt.report.charts import (
+    Bar,
+    Dot,
+    Point,
+    build_bar_chart,
+    build_curve_chart,
+    build_dot_chart,
+    build_scatter_chart,
+)
+from fulltilt.report.gain import format_gain, format_interval, format_speedup
+from fulltilt.report.summary import Document, describe_plan, read_recommended
+from fulltilt.report.table import Row, format_throughput, format_value, read_memory_gib
+from fulltilt.stats import Comparison
+from fulltilt.stats.alternation import compare_pairs
+
+NOISY = 1.1  # times as fast as another run of the same plan: then the runs are drawn
+MAX_LIMIT_SHARE = 3  # of the largest memory: a limit further away would press the points together
+MAX_FINALISTS = 8
+PHASE_COLOURS = {
+    "data_wait": "var(--c1)",
+    "h2d": "var(--c4)",
+    "forward": "var(--c0)",
+    "backward": "var(--c2)",
+    "optimizer": "var(--c3)",
+    "other": "var(--muted)",
+}
+
+
+def name_sides(document: Document) -> dict[str, str]:
+    """Map row ids to what they are: ``yours``, and ``pick`` or, where it is not recommended, ``other``.
+
+    Where no plan came out ahead, the other one is that which came nearest.
+    """
+    own, pick = document.get("baseline") or {}, read_recommended(document)
+    row = document["picks"].get("unproven") or pick
+    if own and row.get("id") == own["id"]:
+        row = next((row for row, *_ in list_finalists(document)), row)
+    sides = {row.get("id"): "pick" if row.get("id") == pick.get("id") else "other", own.get("id"): "yours"}
+    return {id: name for id, name in sides.items() if id}
+
+
+def read_turns(document: Document, row: Row) -> dict[int, float]:
+    """Map each group that a row's plan took turns in to its samples/s; one in which a plan failed counts for none."""
+    rows = [other for other in document.get("repeats") or () if other.get("group") is not None]
+    failed = {other["group"] for other in rows if other["status"] != "ok"}
+    same = [other for other in rows if other["plan"] == row["plan"] and other["group"] not in failed]
+    return {other["group"]: other["samples_per_s"] for other in same}
+
+
+def list_finalists(document: Document) -> list[tuple[Row, list[float], Comparison]]:
+    """List the rows that took turns with the user's own: their gains in percent, group by group; the fastest first."""
+    base = document.get("baseline")
+    found: list[tuple[Row, list[float], Comparison]] = []
+    own = read_turns(document, base) if base else {}
+    for row in document["trials"]:
+        ratios = [rate / own[group] for group, rate in read_turns(document, row).items() if group in own]
+        if base and row["id"] != base["id"] and len(ratios) > 1:
+            gains_pct = [100 * (ratio - 1) for ratio in ratios]
+            found.append((row, gains_pct, compare_pairs([math.log(ratio) for ratio in ratios])))
+    return sorted(found, key=lambda finalist: -finalist[2].gain_pct)
+
+
+def draw_finalists(document: Document) -> str:
+    """Draw each plan that took turns with the user's own by how much faster it was."""
+    names, base, finalists = name_sides(document), document.get("baseline") or {}, list_finalists(document)
+    if not finalists:
+        return ""
+    dots = [Dot(label=f"yours {base['id']}", figure="1 ×", value=0.0, detail=describe_plan(base["plan"]))]
+    finalists.sort(key=lambda finalist: finalist[0]["id"] not in names)
+    for row, gains_pct, gain in finalists[:MAX_FINALISTS]:
+        name = names.get(row["id"], "")
+        dots.append(
+            Dot(
+                label=f"{name} {row['id']}".strip(),
+                figure=say_speedup(gain),
+                value=gain.gain_pct,
+                detail=describe_changes(base, row),
+                interval=gain.ci_pct,
+                runs=gains_pct,
+                marked=bool(name),
+            )
+        )
+    return build_dot_chart(dots, x_title="samples/s over your settings", rule=0.0, format_tick=format_pct)
+
+
+def describe_changes(base: Row, row: Row) -> str:
+    """Say what a plan has other than the user's: ``num_workers 2, precision bf16``."""
+    own = base.get("plan") or {}
+    return ", ".join(f"{name} {format_value(v)}" for name, v in row["plan"].items() if v != own.get(name))
+
+
+def format_pct(pct: float) -> str:
+    return "0" if abs(pct) < 1e-9 else f"{'−' if pct < 0 else '+'}{abs(pct):,.6g} %"
+
+
+def say_speedup(gain: Comparison) -> str:
+    """Say how many times as fast a plan is, with the interval: ``1.22 × (1.16 to 1.28)``."""
+    return f"{format_speedup(gain.gain_pct)} ({format_interval(gain.ci_pct)})"
+
+
+def draw_levers(document: Document) -> str:
+    """Draw what each change of the fastest plan is worth: the plan against itself without it."""
+    effects: list[Row] = list(document.get("levers") or ())
+    dots = []
+    for effect in sorted(effects, key=lambda effect: -effect["gain"]["gain_pct"]):
+        gain, pairs = effect["gain"], zip(effect["names"], effect["before"], effect["after"], strict=True)
+        low, high = gain["ci_pct"]
+        if low is None or high is None:
+            continue
+        dots.append(
+            Dot(
+                label=", ".join(f"{name}: {format_value(a)} → {format_value(b)}" for name, a, b in pairs),
+                figure=f"{format_gain(gain['gain_pct'])} ({low:+.0f} to {high:+.0f} %)".replace("-", "−"),
+                value=gain["gain_pct"],
+                detail="kept" if effect["is_kept"] else "taken back",
+                interval=(low, high),
+                marked=effect["is_kept"],
+            )
+        )
+    return (
+        build_dot_chart(dots, x_title="samples/s, with it over without", rule=0.0, format_tick=format_pct)
+        if dots
+        else ""
+    )
+
+
+def draw_phases(document: Document) -> str:
+    """Draw where the time of a step goes, the user's above the pick's; of a sample where batches differ."""
+    names = name_sides(document)
+    rows = [row for row in document["trials"] if row["id"] in names and row.get("phases_ms")]
+    is_same = len({(row["plan"]["batch_size"], row["plan"].get("accumulate")) for row in rows}) < 2
+    unit, bars = "ms a step" if is_same else "µs a sample", []
+    for row in sorted(rows, key=lambda row: names[row["id"]] != "yours"):
+        parts = {name: row["phases_ms"][name] for name in PHASE_COLOURS if row["phases_ms"].get(name) is not None}
+        factor = 1.0 if is_same else 1e6 / row["samples_per_s"] / (sum(parts.values()) or 1.0)
+        parts = {name: value * factor for name, value in parts.items()}
+        bars.append(
+            Bar(label=f"{names[row['id']]} {row['id']}", figure=f"{sum(parts.values()):.3g} {unit}", parts=parts)
+        )
+    shown = {name: colour for name, colour in PHASE_COLOURS.items() if any(name in bar.parts for bar in bars)}
+    return build_bar_chart(bars, x_title=f"{unit}, each in its own whole run", colours=shown) if bars else ""
+
+
+def draw_memory(document: Document) -> str:
+    """Draw the speed of whole runs against their memory, with the limit where that is near."""
+    names, points = name_sides(document), []
+    for row in document["trials"]:
+        memory_gib = read_memory_gib(row)
+        if row["status"] == "ok" and memory_gib is not None:
+            label = f"{row['id']}: {format_throughput(row)} samples/s, {format_gib(memory_gib)}"
+            label += f", {describe_plan(row['plan'])}"
+            points.append(Point(x=memory_gib, y=row["samples_per_s"], label=label, name=names.get(row["id"], "")))
+    limit_gib = document["search"].get("memory_limit_gib")
+    limits = {}
+    if limit_gib and points and limit_gib <= MAX_LIMIT_SHARE * max(point.x for point in points):
+        safety_pct = document["search"].get("memory_safety_pct") or 100.0
+        limits = {f"limit {format_gib(limit_gib)}": limit_gib, f"{safety_pct:g} %": limit_gib * safety_pct / 100}
+    return build_scatter_chart(points, x_title="peak memory, GiB", y_title="samples/s", limits=limits) if points else ""
+
+
+def draw_predictions(document: Document) -> str:
+    """Draw what the models predicted of whole runs against what these came to."""
+    names, points = name_sides(document), []
+    for row in document["trials"]:
+        predicted = row.get("predicted_samples_per_s")
+        if predicted and row["status"] == "ok":
+            label = f"{row['id']}: {format_rate(predicted)} predicted, {format_throughput(row)} measured"
+            points.append(Point(x=predicted, y=row["samples_per_s"], label=label, name=names.get(row["id"], "")))
+    if not points:
+        return ""
+    return build_scatter_chart(points, x_title="samples/s predicted", y_title="samples/s measured", is_equal=True)
+
+
+def draw_runs(document: Document) -> str:
+    """Draw the runs of each plan in turns, where the same plan was not always as fast."""
+    names, dots = name_sides(document), []
+    for row in sorted(document["trials"], key=lambda row: row["id"] not in names):
+        rates = list(read_turns(document, row).values())
+        if len(rates) > 1:
+            dots.append(
+                Dot(
+                    label=f"{names.get(row['id'], '')} {row['id']}".strip(),
+                    figure=f"{format_rate(min(rates))} to {format_rate(max(rates))} in {len(rates)} runs",
+                    value=statistics.geometric_mean(rates),
+                    runs=rates,
+                    marked=row["id"] in names,
+                )
+            )
+    is_noisy = any(max(dot.runs) > NOISY * min(dot.runs) for dot in dots)
+    return build_dot_chart(dots, x_title="samples/s of each run in turns") if is_noisy else ""
+
+
+def draw_verification(document: Document) -> str:
+    """Draw quality over training time, one line a training, one colour a plan."""
+    verification, curves = document["verification"], {}
+    for run in verification["runs"]:
+        label = f"{run['arm']}, seed {run['seed']}"
+        points = [Point(x=x, y=y, label=f"{label}: {y:.4g} after {x:.3g} s") for x, y in run["curve"]]
+        curves.setdefault(run["arm"], []).append(points)
+    return build_curve_chart(curves, x_title="seconds of training", y_title=f"validation {verification['metric']}")
+
+
+FIGURES: Mapping[str, Callable[[Document], str]] = {
+    "What each change is worth": draw_levers,
+    "Where a step's time goes": draw_phases,
+    "Speed against memory": draw_memory,
+    "Predicted against measured": draw_predictions,
+    "Runs of the same plan": draw_runs,
+}
+"""Title → what draws it, in the order of the page."""

@@ -1,0 +1,387 @@
+"""Say what came of a search: one sentence, and the screen that ends ``fulltilt tune``."""
+
+import json
+import math
+import statistics
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fulltilt.levers import load_catalogue
+from fulltilt.records import format_gib, format_rate
+from fulltilt.report.gain import MANY, draw_bar, format_gain, format_interval, format_speedup
+from fulltilt.report.summary import Document, count, format_duration, read_recommended
+from fulltilt.report.table import format_value, read_memory_gib
+from fulltilt.stats.alternation import compare_pairs
+
+WIDTH, N_LINES = 100, 24  # of the screen
+N_CHANGES = 6  # that are shown; of more it says how many
+N_NEXT = 4
+DECIDE = "5m"  # of turns between two plans that a search left undecided
+LABEL = 9  # columns before a line's text
+WORTH = 52  # columns before what a change is worth
+BAR = 32  # columns
+BUSY_STALLED_PCT = 5.0
+TELLING_PCT = 300.0  # an interval that reaches further says only that too little was measured
+BATCH = ("batch_size", "accumulate")  # one choice: their product is what an update sees
+DEFAULT = "fulltilt's default"
+
+
+def describe_verdict(document: Document) -> str:
+    """Say in one sentence what to do, and what that was measured to gain."""
+    pick, savings = read_recommended(document), document.get("savings")
+    if pick.get("proven"):
+        gain = pick["gain"]
+        speedup, interval = format_speedup(gain["gain_pct"]), f"({format_interval(gain['ci_pct'])})"
+        if learns_worse(document):
+            return f"Keep your settings: the fastest plan is {speedup} as fast {interval}, but learned worse."
+        where = "On this machine, as busy as it is: " if _read_stalled_pct(document) >= BUSY_STALLED_PCT else ""
+        return f"{where}{speedup} as fast as your settings {interval}, proven; {_say_learning(document, pick)}."
+    if not savings:
+        return _describe_unknown(document, pick)
+    if savings["verdict"] == "same plan":
+        has_other = any(row["status"] == "ok" and row["id"] != pick["id"] for row in document["trials"])
+        return f"Keep your settings: no other plan {'came out faster' if has_other else 'ran to its end'}."
+    low_pct, high_pct = (document["picks"].get("unproven") or pick)["gain"]["ci_pct"]
+    best = "the best other plan is"
+    if savings["verdict"] == "equal":
+        return f"Keep your settings: {best} as fast, within {max(-low_pct, high_pct):.1f} %."
+    if savings["verdict"] == "slower":
+        return f"Keep your settings: {best} {-high_pct:.0f} to {-low_pct:.0f} % slower."
+    if high_pct > TELLING_PCT:
+        return "Keep your settings, no gain is proven: too little was measured to tell."
+    return f"Keep your settings, no gain is proven: {best} {_say_range(low_pct, high_pct)}."
+
+
+def _read_stalled_pct(document: Document) -> float:
+    return document["search"].get("stalled_pct") or 0.0
+
+
+def learns_worse(document: Document) -> bool:
+    """Whether the trainings of ``--verify`` showed that the fastest plan learns worse."""
+    return (document.get("verification") or {}).get("verdict") == "learns worse"
+
+
+def _describe_unknown(document: Document, pick: Mapping[str, Any]) -> str:
+    """Say what there is where nothing was compared with the user's own settings."""
+    baseline = document.get("baseline")
+    if baseline and baseline["status"] == "ok":
+        return "Keep your settings: the search ended before another plan was compared with them."
+    end = "did not run"
+    if baseline:
+        end = {"out_of_memory": "ran out of memory", "timeout": "did not end in time"}.get(baseline["status"], "failed")
+    rate = pick.get("samples_per_s")
+    return f"Your settings {end}; these run{f' at {format_rate(rate)} samples/s' if rate else ''}."
+
+
+def _say_learning(document: Document, pick: Mapping[str, Any]) -> str:
+    if (document.get("verification") or {}).get("verdict") == "learns as well":
+        return "learns as well"
+    changes = pick.get("changes") or {}
+    recipe = [line for line in changes.get("recipe", ()) if not line.startswith("micro-batch")]
+    changed = [kind for kind, lines in (("recipe", recipe), ("numerics", changes.get("numerics"))) if lines]
+    if changed:
+        return f"changes the {' and the '.join(changed)}"
+    return "the effective batch stays" if changes.get("recipe") else "recipe and numerics stay"
+
+
+def _say_range(low_pct: float, high_pct: float) -> str:
+    if low_pct < 0 < high_pct:
+        return f"between {-low_pct:.0f} % slower and {high_pct:.0f} % faster"
+    return f"{low_pct:.1f} to {high_pct:.1f} % faster"
+
+
+def build_screen(document: Document, *, files: str = "", apply: str = "", source: str = "") -> list[str]:
+    """Build the lines that end a search: at most a screen, the verdict first.
+
+    Args:
+        files: Where the report lies.
+        apply: The command that writes the settings into a file; "" where that was done, or there is none.
+        source: What was searched, as the command names it.
+    """
+    is_better, other = is_worth_taking(document), find_other(document)
+    lines = [
+        *textwrap.wrap(describe_verdict(document), WIDTH),
+        "",
+        *_list_sides(document, other, "pick" if is_better else "other"),
+        "",
+        *_label("assumed", describe_assumed(document, source=source)),
+        *_label("change" if is_better else "differs", list_changes(document)),
+        *_label("saves", describe_saving(document)),
+        *_label("lr", describe_learning_rate(document) if is_better else ()),
+        *_label("checked", describe_trainings(document)),
+        *_label("noise", describe_noise(document)),
+        *_label("next", list_next(document, source=source)),
+        *_label("apply", [apply] if apply and is_better else ()),
+    ]
+    end = [*_label("files", [files] if files else ())]
+    return lines[: N_LINES - len(end)] + end
+
+
+def is_worth_taking(document: Document) -> bool:
+    """Whether the recommended plan is proven, or runs where the user's own fails; and was not seen to learn worse."""
+    has_failed = (document.get("baseline") or {"status": "ok"})["status"] != "ok"
+    return bool(read_recommended(document).get("proven") or has_failed) and not learns_worse(document)
+
+
+def _label(name: str, texts: Iterable[str]) -> Iterator[str]:
+    """Put the name before the first of the lines; what is too long goes on in the next; commands can be run so."""
+    for text in texts:
+        end = " \\" if text.startswith("fulltilt ") else ""
+        width = WIDTH - LABEL - len(end)
+        *lines, last = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+        for line in (*(f"{line}{end}" for line in lines), last):
+            yield f"{name:<{LABEL}}{line}"
+            name = ""
+
+
+def find_other(document: Document) -> Mapping[str, Any] | None:
+    """Find the row of the plan that the user's own is shown against; None where no other took turns with it.
+
+    Where none came out ahead it is the one that came nearest.
+    """
+    pick, own = read_recommended(document), document.get("user_plan")
+    if document["picks"].get("unproven") or pick.get("plan") != own:
+        return document["picks"].get("unproven") or pick
+    rows = {row["id"]: row for row in document["trials"] if row["status"] == "ok" and row["plan"] != own}
+    gains = {id: gain for id, row in rows.items() if (gain := compare_turns(document, row["plan"]))}
+    if not gains:
+        return None
+    best = max(gains, key=lambda id: gains[id]["gain_pct"])
+    return rows[best] | {"gain": gains[best]}
+
+
+def compare_turns(document: Document, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Compare a plan with the user's own by the turns that both took; None where there are less than two groups."""
+    own = _read_turns(document, document.get("user_plan"))
+    pairs = [(own[group], rate) for group, rate in _read_turns(document, plan).items() if group in own]
+    if len(pairs) < 2:
+        return None
+    found = compare_pairs([math.log(rate / base) for base, rate in pairs])
+    return {
+        "verdict": found.verdict,
+        "gain_pct": found.gain_pct,
+        "ci_pct": list(found.ci_pct),
+        "n_groups": found.n_groups,
+    }
+
+
+def _read_turns(document: Document, plan: Mapping[str, Any] | None) -> dict[int, float]:
+    """Map each group that a plan took turns in to its samples/s."""
+    rows = document.get("repeats") or ()
+    return {row["group"]: row["samples_per_s"] for row in rows if row["plan"] == plan and row["samples_per_s"]}
+
+
+def _list_sides(document: Document, other: Mapping[str, Any] | None, name: str) -> Iterator[str]:
+    """List yours and the other plan as bars on one scale: their speeds in turns, which are what was compared.
+
+    Args:
+        name: Of the other plan.
+    """
+    baseline = document.get("baseline")
+    own = list(_read_turns(document, document.get("user_plan")).values())
+    gain = (other or {}).get("gain")
+    before = (document.get("savings") or {}).get("before_samples_per_s") or (statistics.median(own) if own else None)
+    if before and baseline and other and gain:
+        after = before * (1 + gain["gain_pct"] / 100)
+        low, high = (before * (1 + pct / 100) for pct in gain["ci_pct"])
+        said = "" if name == "pick" or gain["ci_pct"][1] > TELLING_PCT else f"   {_say_worth(gain)}"
+        scale = max(before, min(high, 1.5 * after))
+        yield _draw_side("yours", baseline, before, scale)
+        yield _draw_side(name, other, after, scale, (low, high)) + said
+        return
+    for label, row, rate in (("yours", baseline, before), (name, other, None)):
+        if row and row["status"] != "ok":
+            yield from _label(label, [(row.get("reason") or row["status"]).partition("\n")[0]])
+        elif row and (said := rate or row.get("samples_per_s")):
+            yield f"{label:<{LABEL}}{format_rate(said)} samples/s{_say_memory(row)}{'' if rate else '   in one run'}"
+
+
+def _draw_side(name: str, row: Mapping[str, Any], rate: float, scale: float, interval: Sequence[float] = ()) -> str:
+    return f"{name:<{LABEL}}{draw_bar(rate, scale, interval, BAR)}  {format_rate(rate):>9} samples/s{_say_memory(row)}"
+
+
+def _say_memory(row: Mapping[str, Any]) -> str:
+    memory_gib = read_memory_gib(row)
+    return "" if memory_gib is None else f" {format_gib(memory_gib):>10}"
+
+
+def describe_assumed(document: Document, *, source: str = "") -> list[str]:
+    """Say what was taken as the user's own where they did not write it down, where it came from, and how to say it.
+
+    Args:
+        source: What was searched, as the command names it.
+    """
+    workload, plan = document.get("workload") or {}, document.get("user_plan") or {}
+    return describe_origins(workload, plan, source=source)
+
+
+def describe_origins(workload: Mapping[str, Any], plan: Mapping[str, Any], *, source: str = "") -> list[str]:
+    """Do the same from the parts of a document, before there is one."""
+    origins, rate = workload.get("taken_from") or {}, workload.get("learning_rate")
+    values = {
+        "batch_size": f"batch_size {plan.get('batch_size')}",
+        "optimizer": workload.get("optimizer"),
+        "learning_rate": None if rate is None else f"learning rate {rate:g}",
+    }
+    if DEFAULT not in origins.values():
+        return []
+    by_origin: dict[str, list[str]] = {}
+    for name, origin in origins.items():
+        by_origin.setdefault(origin, []).append(values[name] or name)
+    said = "; ".join(f"{', '.join(parts)} ({origin})" for origin, parts in by_origin.items())
+    said = said.replace(f"({DEFAULT})", f"({DEFAULT}s)") if len(by_origin[DEFAULT]) > 1 else said
+    keys = {"batch_size": "data.batch_size=…", "optimizer": "optim.optimizer=…", "learning_rate": "optim.lr=…"}
+    missing = " ".join(keys[name] for name, origin in origins.items() if origin == DEFAULT)
+    return [said, f"yours differ? say so: {' '.join(filter(None, ('fulltilt tune', source, missing)))}"]
+
+
+def list_changes(document: Document) -> list[str]:
+    """List what the other plan has otherwise than the user's, each with what it was measured to be worth."""
+    other, own, catalogue = find_other(document) or {}, document.get("user_plan") or {}, load_catalogue()
+    plan, effects = other.get("plan") or {}, document.get("levers") or ()
+    worth = {name: effect["gain"] for effect in effects for name in effect["names"]}
+    changed = [name for name in catalogue if name in plan and plan[name] != own.get(name)]
+    groups = [names for names in (tuple(n for n in changed if n in BATCH),) if names]
+    lines = []
+    for names in (*groups, *((name,) for name in changed if name not in BATCH)):
+        text = ", ".join(f"{name}: {format_value(own.get(name))} → {format_value(plan[name])}" for name in names)
+        text += _say_kinds(names, other)
+        gain = worth.get(names[0])
+        lines.append(f"{text:<{WORTH}}{_say_worth(gain)}" if gain else text)
+    if (more := len(lines) - N_CHANGES) > 1:
+        lines = [*lines[:N_CHANGES], f"and {count(more, 'more setting')}, in the report"]
+    idle = [
+        f"{name} {format_value(value)} ({format_gain(effect['gain']['gain_pct'])})"
+        for effect in effects
+        if not effect["is_kept"]
+        for name, value in zip(effect["names"], effect["after"], strict=True)
+    ]
+    return [*lines, f"left out, not worth it: {', '.join(idle)}"] if idle else lines
+
+
+def _say_kinds(names: Sequence[str], row: Mapping[str, Any]) -> str:
+    """Say in brackets what of learning a change touches."""
+    starts = ("effective batch", "micro-batch") if names[0] in BATCH else names
+    found = {
+        kind: line
+        for kind, lines in (row.get("changes") or {}).items()
+        for line in lines
+        if line.startswith(tuple(f"{start} " for start in starts))
+    }
+    if found.get("recipe", "").startswith("micro-batch"):
+        return " (effective batch stays)"
+    return f" ({', '.join(found)})" if found else ""
+
+
+def _say_worth(gain: Mapping[str, Any]) -> str:
+    low, high = gain["ci_pct"]
+    if 1 + gain["gain_pct"] / 100 >= MANY:
+        return f"{format_gain(gain['gain_pct'])} ({format_interval(gain['ci_pct'])})"
+    digits = 1 if max(abs(low), abs(high)) < 9.95 else 0
+    return f"{format_gain(gain['gain_pct'])} ({low:+.{digits}f} to {high:+.{digits}f})".replace("-", "−")
+
+
+def describe_saving(document: Document) -> list[str]:
+    """Say what the user's own run takes before and after, and when the search has paid for itself."""
+    savings = document.get("savings") or {}
+    if savings.get("verdict") != "faster" or not is_worth_taking(document):
+        return []
+    lines = []
+    if savings["before_s"] is not None:
+        before, saved = format_duration(savings["before_s"]), format_duration(savings["saved_s"])
+        low, high = map(format_duration, savings["saved_s_ci"])
+        lines.append(f"{saved} of this run's {before} of training ({low} to {high}; {savings['n_epochs']} epochs)")
+    took, after = format_duration(savings["search_s"]), format_duration(savings["payback_s"])
+    paid = f"the search took {took} and has paid for itself after {after} of training"
+    is_long = savings["after_s"] is not None and savings["payback_s"] > savings["after_s"]
+    return [*lines, f"{paid}, longer than this run" if is_long else paid]
+
+
+def describe_trainings(document: Document) -> list[str]:
+    """Say in short what the trainings of ``--verify`` came to, and whether they confirm the saving."""
+    made = document.get("verification") or {}
+    if not made:
+        return [note for note in document.get("notes") or () if note.startswith("--verify came to no verdict")]
+    if made.get("quality_after") is None:
+        return [made["text"]]
+    (low, high), n = made["quality_change_ci95_pct"], made["n_pairs"]
+    said = f"{made['verdict']}: {made['metric']} {made['quality_before']:.4g} → {made['quality_after']:.4g}"
+    said += f", {made['quality_change_pct']:+.2f} % ({low:+.2f} to {high:+.2f})"
+    lines = [f"{said}, {n} trainings each".replace("-", "−")]
+    before, after = format_duration(made["time_before_s"]), format_duration(made["time_after_s"])
+    low, high = made["time_saved_ci95_pct"]
+    time = f"time to the same quality {before} → {after}: saved {low:.0f} to {high:.0f} %".replace("-", "−")
+    is_claimed = (document.get("savings") or {}).get("verdict") == "faster"
+    return [*lines, f"{time}, which does not confirm the saving" if is_claimed and low <= 0 else time]
+
+
+def describe_noise(document: Document) -> list[str]:
+    """Say what disturbed the comparison, where something did."""
+    search, lines = document["search"], []
+    stalled_pct = _read_stalled_pct(document)
+    if stalled_pct >= BUSY_STALLED_PCT:
+        lines.append(
+            f"the machine was busy: a plan spent up to {stalled_pct:.0f} % of its time in stalls; quiet, search again"
+        )
+    if search.get("takes_turns") is False:
+        lines.append("the plans could not live at the same time: whole runs in turn, which drift disturbs more")
+    return lines
+
+
+def list_next(document: Document, *, source: str = "") -> list[str]:
+    """List up to three things that would help next.
+
+    Args:
+        source: What was searched, as the command names it; "" where no command says it in one word.
+    """
+    search, savings = document["search"], document.get("savings") or {}
+    advice = (document.get("advice") or {}).get("levers") or ()
+    missing = dict.fromkeys(_name_missing(document, part) for part in advice if part["state"] == "not in the space")
+    lines = []
+    if (search.get("stalled_pct") or 0.0) >= BUSY_STALLED_PCT:
+        lines.append("search again when the machine is quiet, with --out and a new folder")
+    elif search.get("stopped_by_budget"):
+        lines.append("a larger --budget: this one ended the search early; the same command goes on from here")
+    elif savings.get("verdict") == "undecided" and source and " " not in source:
+        words = " ".join(_list_words(document))
+        lines += [f"to decide it, {DECIDE} at most:", f"fulltilt compare {source} {words} --budget {DECIDE}"]
+    if learns_worse(document) or savings.get("verdict") == "undecided":
+        lines.append("--apply FILE --apply-unproven writes the other plan all the same")
+    if missing:
+        lines.append(f"not tried: {', '.join(missing)}; benchmark.levers in the configuration adds them")
+    return lines[:N_NEXT]
+
+
+def _list_words(document: Document) -> Iterator[str]:
+    """List what the other plan has otherwise as the words of a command: ``data.num_workers=2``."""
+    own, catalogue = document.get("user_plan") or {}, load_catalogue()
+    for name, value in ((find_other(document) or {}).get("plan") or {}).items():
+        if name in catalogue and value != own.get(name):
+            yield f"{catalogue[name].key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _name_missing(document: Document, part: Mapping[str, Any]) -> str:
+    """Name a lever that was not tried; of one that other values were tried of, the value."""
+    values = {repr(row["plan"].get(part["lever"])) for row in document["trials"]}
+    return f"{part['lever']} {format_value(part['value'])}" if len(values) > 1 else part["lever"]
+
+
+def describe_epoch(document: Document) -> list[str]:
+    """Say how long one pass over the training set takes with the recommended plan."""
+    epoch = document.get("epoch_seconds") or {}
+    if not epoch.get("estimate"):
+        return []
+    text = f"one epoch takes about {format_duration(epoch['estimate'])}"
+    if epoch.get("ci95") and epoch["ci95"][1] < 100 * epoch["ci95"][0]:
+        low, high = map(format_duration, epoch["ci95"])
+        text += f" ({low} to {high})"
+    return [text]
+
+
+def describe_learning_rate(document: Document) -> list[str]:
+    """Say how the learning rate follows the effective batch, where it does."""
+    rate = document.get("learning_rate") or {}
+    if rate.get("from") is None or rate.get("to") is None or rate["from"] == rate["to"]:
+        return []
+    return [f"learning rate {rate['from']:g} → {rate['to']:g} by the {rate['rule']} rule: the effective batch changed"]

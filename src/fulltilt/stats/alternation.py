@@ -1,0 +1,208 @@
+"""Compare settings ("arms") that take turns in short blocks, and stop as soon as that decides.
+
+    block   what one arm does in one turn, a tenth of a second
+    round   two blocks of every arm, in random order and then in the reverse one
+    group   rounds of processes that live at the same time, one an arm; the next group has fresh ones
+
+Drift of the machine cancels within a round. Processes of one setting differ by several percent, and steps of one
+process say nothing of that: the unit of replication is the group. Looking at the evidence several times gives chance
+several tries, so each look is taken at a confidence that leaves 95 % for all together.
+"""
+
+import dataclasses
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from fulltilt.stats.intervals import compute_trimmed_interval
+
+Verdict = Literal["faster", "slower", "equal", "undecided"]
+Name = TypeVar("Name", bound=Hashable)
+
+WORTH_PCT = 1.0  # a gain up to this is none
+EQUAL_PCT = 2.0  # arms that differ by no more are as good as equal
+CONFIDENCE = 0.98  # of each interval: together the looks are wrong in less than 5 of 100 comparisons
+LOOKS = (4, 6, 8, 10, 13, 16, 20, 25, 32, 40)  # groups after which a comparison may end
+GROUP_S = 0.8  # of timed blocks, for each pair of arms
+MIN_ROUNDS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """What an arm did in one turn.
+
+    Attributes:
+        stalled_s: Of ``seconds``, those of steps that took over five times as long as quick ones.
+    """
+
+    n_samples: int
+    seconds: float
+    stalled_s: float = 0.0
+
+
+class Arm(Protocol):
+    """A setting at work, which does nothing between its turns."""
+
+    def run_block(self) -> Block: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Turns:
+    """What one arm did in the rounds of a group.
+
+    ``samples_per_s`` is that of the median round, so that one in which other work took the cores does not count.
+    """
+
+    samples_per_s: float
+    stalled_pct: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """How much faster an arm is than a base.
+
+    The verdict: "faster" and "slower" by more than 1 %, "equal" within 2 %, else "undecided".
+    """
+
+    verdict: Verdict
+    gain_pct: float  # of samples/s
+    ci_pct: tuple[float, float]  # at ``CONFIDENCE``; infinite bounds before the second group
+    n_groups: int
+
+    @property
+    def is_decided(self) -> bool:
+        return self.verdict != "undecided"
+
+    @property
+    def speedup(self) -> float:
+        return 1 + self.gain_pct / 100
+
+
+class Evidence(Generic[Name]):
+    """Holds what groups measured: one figure an arm and group."""
+
+    def __init__(self) -> None:
+        self._groups: list[Mapping[Name, Turns]] = []
+
+    def add(self, group: Mapping[Name, Turns]) -> None:
+        """Add what the arms of one group measured."""
+        self._groups.append(dict(group))
+
+    def compare(self, base: Name, arm: Name) -> Comparison:
+        """Compare two arms by the groups that both were in."""
+        pairs = [(group[base], group[arm]) for group in self._groups if base in group and arm in group]
+        return compare_pairs([math.log(b.samples_per_s / a.samples_per_s) for a, b in pairs])
+
+    def count_groups(self, names: Iterable[Name]) -> int:
+        """Count the groups that hold all of these arms."""
+        wanted = list(names)
+        return sum(all(name in group for name in wanted) for group in self._groups)
+
+    def estimate_rate(self, name: Name) -> float:
+        """Estimate an arm's samples/s as the median over its groups; nan where there is none."""
+        rates = [group[name].samples_per_s for group in self._groups if name in group]
+        return statistics.median(rates) if rates else math.nan
+
+    @property
+    def stalled_pct(self) -> float:
+        """Mean share of the timed seconds in which steps stalled, of the arm in which most did."""
+        shares: dict[Name, list[float]] = {}
+        for group in self._groups:
+            for name, turns in group.items():
+                shares.setdefault(name, []).append(turns.stalled_pct)
+        return max(map(statistics.fmean, shares.values()), default=0.0)
+
+
+def compare_pairs(log_ratios: Sequence[float]) -> Comparison:
+    """Compare an arm with a base by the logarithms of their ratios, one a group."""
+    n = len(log_ratios)
+    if n < 2:
+        centre = log_ratios[0] if n else 0.0
+        return Comparison(
+            verdict="undecided", gain_pct=100 * math.expm1(centre), ci_pct=(-math.inf, math.inf), n_groups=n
+        )
+    centre, low, high = compute_trimmed_interval(log_ratios, CONFIDENCE)
+    gain_pct, low_pct, high_pct = (100 * math.expm1(value) for value in (centre, low, high))
+    verdict: Verdict = "undecided"
+    if n >= LOOKS[0]:
+        if low_pct > WORTH_PCT:
+            verdict = "faster"
+        elif high < -math.log1p(WORTH_PCT / 100):
+            verdict = "slower"
+        elif max(-low, high) <= math.log1p(EQUAL_PCT / 100):
+            verdict = "equal"
+    return Comparison(verdict=verdict, gain_pct=gain_pct, ci_pct=(low_pct, high_pct), n_groups=n)
+
+
+def is_look(n_groups: int) -> bool:
+    """Whether a comparison may end after so many groups."""
+    return n_groups in LOOKS or n_groups > LOOKS[-1]
+
+
+def run_group(
+    arms: Mapping[Name, Arm],
+    *,
+    seconds: float = GROUP_S,
+    clock: Callable[[], float] = time.monotonic,
+    rng: random.Random | None = None,
+) -> dict[Name, Turns]:
+    """Run rounds of the arms for so many seconds a pair, and at least two."""
+    rng, names = rng or random.Random(), list(arms)
+    rounds: list[dict[Name, list[Block]]] = []
+    end_s = clock() + seconds * len(names) / 2
+    while len(rounds) < MIN_ROUNDS or clock() < end_s:
+        order = rng.sample(names, len(names))
+        blocks: dict[Name, list[Block]] = {name: [] for name in names}
+        for name in (*order, *reversed(order)):
+            blocks[name].append(arms[name].run_block())
+        rounds.append(blocks)
+    return summarize_rounds(rounds)
+
+
+def summarize_rounds(rounds: Sequence[Mapping[Name, Sequence[Block]]]) -> dict[Name, Turns]:
+    """Summarize each arm by the median of its ratios to the mean of all arms, round by round."""
+    logs = [{name: _compute_log_rate(blocks) for name, blocks in turn.items()} for turn in rounds]
+    levels = [statistics.fmean(turn.values()) for turn in logs]
+    level = statistics.median(levels)
+    summary = {}
+    for name in rounds[0]:
+        effect = statistics.median(turn[name] - mean for turn, mean in zip(logs, levels, strict=True))
+        blocks = [block for turn in rounds for block in turn[name]]
+        stalled_s, seconds = sum(block.stalled_s for block in blocks), sum(block.seconds for block in blocks)
+        summary[name] = Turns(samples_per_s=math.exp(level + effect), stalled_pct=100 * stalled_s / seconds)
+    return summary
+
+
+def _compute_log_rate(blocks: Sequence[Block]) -> float:
+    return math.log(sum(block.n_samples for block in blocks) / sum(block.seconds for block in blocks))
+
+
+def alternate(
+    measure_group: Callable[[], Mapping[Name, Turns]],
+    base: Name,
+    arm: Name,
+    *,
+    limit_s: float,
+    on_group: Callable[[Comparison], Any] = lambda comparison: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Evidence[Name]:
+    """Run groups of two arms until they are decided, or the time is over.
+
+    Args:
+        measure_group: Starts both anew, and has them take turns (``run_group``).
+        on_group: Told what is known after each group.
+    """
+    evidence: Evidence[Name] = Evidence()
+    begin_s = clock()
+    while True:
+        start_s = clock()
+        evidence.add(measure_group())
+        known = evidence.compare(base, arm)
+        on_group(known)
+        if is_look(known.n_groups) and known.is_decided:
+            return evidence
+        if known.n_groups >= LOOKS[0] and 2 * clock() - start_s - begin_s > limit_s:  # the next would end too late
+            return evidence

@@ -1,0 +1,240 @@
+"""Prove the best plan by turns: race the finalists, take back what is not worth it, hold the rest against the user's.
+
+race    the finalists and the user's own plan; who falls behind leaves
+earn    the winner against itself without each of its changes; what does not earn its place goes
+prove   what is left against the user's own plan, until that is decided or the time is over
+"""
+
+import dataclasses
+import math
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from fulltilt.levers import find_obstacles
+from fulltilt.records import Plan, Trial
+from fulltilt.stats import Comparison, Evidence, Turns, is_look
+from fulltilt.stats.alternation import LOOKS, WORTH_PCT
+from fulltilt.tuner.picks.changes import changes_learning, compute_simplicity, list_changed
+from fulltilt.tuner.picks.finalists import find_recommendable
+from fulltilt.tuner.question.space import Space, canonicalize
+from fulltilt.tuner.search.session import Ask, TakeTurns, Wish
+
+N_RACE = 4  # groups of the race at most; who falls behind leaves after the second
+BEHIND_PCT = 5.0  # of speed: who is as far behind the first leaves
+N_EARN = LOOKS[0]  # groups in which each change is looked at
+N_SURE = LOOKS[3]  # groups, though the time is over, before a change or a plan goes that may be worth it
+OVERTIME = 2.0  # times the limit: then not even these
+MAX_WITHOUT = 4  # plans less one change that take turns with the winner at once
+DROP_SHARE = 0.6  # of the time: after it no change is looked at further
+LESS = "the fastest plan without the changes that are not worth it"  # why such a plan is run
+
+Steps = Generator[Wish, Any, None]
+Meeting = Generator[Wish, Any, list[Plan]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LeverEffect:
+    """What one change of the raced winner is worth: the winner against itself without the change.
+
+    Attributes:
+        names: Of the levers; batch size and accumulation change as one.
+        gain: Of the winner over the plan without the change.
+        is_kept: Whether the recommended plan has the change.
+    """
+
+    names: tuple[str, ...]
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+    gain: Comparison
+    is_kept: bool
+
+
+class Proof:
+    """Asks for the groups that decide between plans, and holds what they showed.
+
+    Attributes:
+        base: The user's own plan; None where it did not run, so that there is nothing to prove.
+        best: The plan that came out ahead so far.
+        winner: The one that won the race, with all of its changes.
+        evidence: Of all groups.
+    """
+
+    def __init__(self, space: Space, rows: Sequence[Trial], finalists: Sequence[Plan], *, limit_s: float):
+        """Get ready.
+
+        Args:
+            rows: Whole runs, one a plan; a plan that has none is run before it may be recommended.
+            finalists: The fastest first.
+            limit_s: Seconds of turns; each stage has its first groups whatever it is.
+        """
+        self._space, self._limit_s, self._spent_s = space, limit_s, 0.0
+        self._fine = {row.plan for row in find_recommendable([r for r in rows if r.status == "ok"], space.memory_gib)}
+        has_run = any(row.plan == space.user_plan and row.status == "ok" for row in rows)
+        self.base = space.user_plan if has_run else None
+        self.evidence: Evidence[Plan] = Evidence()
+        self.rivals = [plan for plan in finalists if plan != self.base]
+        self.best = self.winner = finalists[0] if finalists else space.user_plan
+        self._without: dict[tuple[str, ...], Plan] = {}  # what was taken back → the winner without it
+
+    @property
+    def gain(self) -> Comparison | None:
+        """How much faster the best plan is than the user's own; None where they were not compared."""
+        if self.base is None or self.best == self.base or not self.evidence.count_groups([self.base, self.best]):
+            return None
+        return self.evidence.compare(self.base, self.best)
+
+    @property
+    def levers(self) -> tuple[LeverEffect, ...]:
+        """What each change of the race's winner is worth, as far as the time allowed."""
+        own, winner = self._space.user_plan, self.winner
+        return tuple(
+            LeverEffect(
+                names=names,
+                before=tuple(own[name] for name in names),
+                after=tuple(winner[name] for name in names),
+                gain=self.evidence.compare(plan, winner),
+                is_kept=any(self.best[name] != own[name] for name in names),
+            )
+            for names, plan in self._without.items()
+        )
+
+    def run(self) -> Steps:
+        """Ask for groups until the best plan is known and its gain is decided, or the time is over."""
+        yield from self._race()
+        self.winner = self.best
+        if self.base not in (None, self.best):
+            yield from self._earn(self.winner, self.base)
+        if self.base not in (None, self.best):
+            yield from self._prove(self.base)
+            # Less may be as fast and not be proven in the time; what is proven is then the whole.
+            if self.winner in self._fine and self._is_proven(self.winner) and not self._is_proven(self.best):
+                self.best = self.winner
+
+    def _race(self) -> Steps:
+        for n_groups in (2, *[1] * (N_RACE - 2)):
+            arms = yield from self._meet(self._with_base(self.rivals), n_groups, "the finalists take turns")
+            self.rivals = [plan for plan in self.rivals if plan in arms]
+            if not self.rivals:
+                return
+            self.best = max(self.rivals, key=lambda plan: self._compute_lead_pct(plan, self.rivals[0]))
+            self.rivals = [plan for plan in self.rivals if self._compute_lead_pct(self.best, plan) < BEHIND_PCT]
+            if len(self.rivals) < 2 or self._spent_s > self._limit_s:
+                break
+        close = [plan for plan in self.rivals if self._compute_lead_pct(self.best, plan) <= WORTH_PCT]
+        base = self._space.user_plan
+        self.best = min(close, key=lambda plan: (changes_learning(base, plan), *compute_simplicity(plan)))
+        if self.base is not None and self._compute_lead_pct(self.base, self.best) > BEHIND_PCT:
+            self.best = self.base
+
+    def _earn(self, winner: Plan, base: Plan) -> Steps:
+        """Take the winner's changes back one by one, and keep those that are worth it."""
+        changes = list_changed(base, winner)
+        if len(changes) < 2:  # what one change is worth is what the plan is worth
+            return
+        found = {names: self._take_back(winner, base, names) for names in changes}
+        found = {names: plan for names, plan in found.items() if plan not in (None, base, winner)}
+        for start in range(0, len(found), MAX_WITHOUT):
+            if start and self._spent_s > self._limit_s:
+                break
+            asked, n_groups = dict([*found.items()][start : start + MAX_WITHOUT]), N_EARN
+            while asked:
+                arms = yield from self._meet([winner, *asked.values()], n_groups, "the fastest plan, and less of it")
+                if winner not in arms:
+                    return
+                asked = {names: plan for names, plan in asked.items() if plan in arms}
+                self._without |= asked
+                asked, n_groups = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}, 2
+                if self.evidence.count_groups([winner, *asked.values()]) >= self._compute_n_limit(DROP_SHARE, N_EARN):
+                    break
+        idle = [names for names, plan in self._without.items() if not self._is_worth(winner, plan)]
+        yield from self._drop(winner, base, sorted(idle, key=lambda names: self._lead_over(winner, names)))
+
+    def _drop(self, winner: Plan, base: Plan, idle: Sequence[tuple[str, ...]]) -> Steps:
+        """Take the winner's idle changes back, the least useful first; two may be idle because of each other."""
+        if self._take_back(winner, base, *idle) == base:  # what is left is proven by the plan as a whole
+            idle = idle[:-1]
+        for dropped in filter(None, dict.fromkeys((tuple(idle), tuple(idle[:1])))):
+            plan = self._take_back(winner, base, *dropped)
+            if plan in (None, base) or not (yield from self._runs_whole(plan)):
+                continue
+            arms = [plan]
+            if len(dropped) > 1:
+                arms = yield from self._meet([winner, plan, base], N_EARN, "the fastest plan, and what is left of it")
+            if plan in arms and (len(dropped) == 1 or self._compute_lead_pct(winner, plan) <= WORTH_PCT):
+                self.best = plan
+                return
+
+    def _prove(self, base: Plan) -> Steps:
+        n_groups = self.evidence.count_groups([base, self.best])
+        while n_groups < LOOKS[0] or not (is_look(n_groups) and self.evidence.compare(base, self.best).is_decided):
+            if n_groups >= self._compute_n_limit(1.0, LOOKS[0]):
+                return
+            arms = yield from self._meet([base, self.best], 1, "the fastest plan against the settings as they were")
+            if len(arms) < 2:
+                return
+            n_groups += 1
+
+    def _compute_n_limit(self, share: float, least: int) -> int:
+        """Compute how many groups a question may take: fewer when its share of the time is over."""
+        if self._spent_s <= share * self._limit_s:
+            return LOOKS[-1]
+        return N_SURE if self._spent_s <= OVERTIME * self._limit_s else least
+
+    def _meet(self, plans: Sequence[Plan], n_groups: int, why: str) -> Meeting:
+        """Have plans take turns in so many groups; return those that did not fail. No other stays base or best."""
+        left, n_done = list(dict.fromkeys(plans)), 0
+        while n_done < n_groups and len(left) > 1:
+            rows: list[Trial] = yield TakeTurns(plans=tuple(left), why=why)
+            self._spent_s += sum(row.seconds for row in rows)
+            failed = {row.plan for row in rows if row.status != "ok"}
+            if failed:
+                left = [plan for plan in left if plan not in failed]
+                self._fine -= failed
+                self.base = None if self.base in failed else self.base
+                self.best = (self.base or next(iter(left), self.best)) if self.best in failed else self.best
+                continue
+            n_done += 1
+            self.evidence.add({row.plan: _read_turns(row) for row in rows})
+        return left
+
+    def _runs_whole(self, plan: Plan) -> Generator[Wish, Any, bool]:
+        """Run a plan as a whole unless it was; return whether it may be recommended."""
+        if plan not in self._fine:
+            row: Trial = yield Ask(plan=plan, why=LESS)
+            self._spent_s += row.seconds
+            limit_gib, memory_gib = self._space.memory_gib, row.device_memory_peak_gib
+            if row.status == "ok" and (limit_gib is None or memory_gib is None or memory_gib <= limit_gib):
+                self._fine.add(plan)
+        return plan in self._fine
+
+    def _take_back(self, plan: Plan, base: Plan, *changes: tuple[str, ...]) -> Plan | None:
+        """Return the plan with the user's own values of these levers; None where that cannot run."""
+        own = {name: base[name] for names in changes for name in names}
+        plan = canonicalize(plan.replace(**own), self._space.facts, keep=tuple(own))
+        return None if find_obstacles(plan, self._space.facts) else plan
+
+    def _lead_over(self, winner: Plan, names: tuple[str, ...]) -> float:
+        return self._compute_lead_pct(winner, self._without[names])
+
+    def _is_proven(self, plan: Plan) -> bool:
+        return self.base is not None and self.evidence.compare(self.base, plan).verdict == "faster"
+
+    def _is_worth(self, winner: Plan, without: Plan) -> bool:
+        """Whether a change is worth 1 %; one that can alter what is learned has to be proven to be."""
+        gain = self.evidence.compare(without, winner)
+        return gain.verdict == "faster" or (gain.gain_pct >= WORTH_PCT and not changes_learning(without, winner))
+
+    def _is_open(self, winner: Plan, without: Plan) -> bool:
+        """Whether a change would be taken back though it may be worth 1 %."""
+        gain = self.evidence.compare(without, winner)
+        return not (gain.is_decided or self._is_worth(winner, without)) and gain.ci_pct[1] > WORTH_PCT
+
+    def _compute_lead_pct(self, plan: Plan, other: Plan) -> float:
+        return self.evidence.compare(other, plan).gain_pct
+
+    def _with_base(self, plans: Sequence[Plan]) -> list[Plan]:
+        return [*plans, *([self.base] if self.base is not None else [])]
+
+
+def _read_turns(row: Trial) -> Turns:
+    return Turns(samples_per_s=row.samples_per_s or math.nan, stalled_pct=row.stalled_pct or 0.0)

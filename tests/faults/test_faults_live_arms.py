@@ -1,0 +1,271 @@
+"""Processes of several plans that take turns: who waits stands still, and no end of one leaves anything of another."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.faults.leftovers import watch_zygote
+
+from fulltilt.levers import default_plan
+from fulltilt.records import TrialRequest, WorkloadSource
+from fulltilt.tuner.trials import client, live
+from fulltilt.tuner.trials.client import ZygoteDiedError
+from fulltilt.tuner.trials.live import ArmFailedError, GroupRunner, LiveArm, open_arms
+
+HERE = Path(__file__).parent
+BODIES = (str(HERE), str(HERE.parent / "chaos"))
+
+
+class Family:
+    """Arms whose bodies note what they start; ``find_leftovers`` lists what is left of all."""
+
+    def __init__(self, zygote, find_leftovers, folder: Path):
+        self.zygote, self.find_leftovers, self.folder = zygote, find_leftovers, folder
+
+    def build(self, name, *, deadline_s=300.0, rank_devices=(), **config) -> TrialRequest:
+        details = {"act": "take_turns", "note": str(self.folder / f"note-{name}"), "has_company": True} | config
+        return TrialRequest(
+            id=name, source=WorkloadSource(config=details, base_dir=".", import_paths=BODIES), device="cpu",
+            plan=default_plan({"batch_size": 8}), deadline_s=deadline_s, rank_devices=rank_devices,
+        )  # fmt: skip
+
+    def build_turns(self, name, **config) -> TrialRequest:
+        return dataclasses.replace(self.build(name, **config), kind="turns")
+
+    def read_notes(self, name) -> list[list[str]]:
+        """For each process of an arm: its kind, its id, and then its child's, its loner's and its file."""
+        note = self.folder / f"note-{name}"
+        return [line.split() for line in note.read_text().splitlines()] if note.exists() else []
+
+    def list_kinds(self, name) -> list[str]:
+        return [words[0] for words in self.read_notes(name)]
+
+    def read_states(self, name) -> list[str]:
+        """States of the arm's newest process and of its child, as ps says them."""
+        return [read_state(pid) for pid in self.read_notes(name)[-1][1:3]]
+
+    def open(self, **configs):
+        return open_arms(
+            lambda request: self.zygote, {name: self.build(name, **own) for name, own in configs.items()}, self.folder
+        )
+
+
+def read_state(pid) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
+
+
+def wait_until(condition, limit_s: float = 60.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def family(tmp_path):
+    with watch_zygote(tmp_path, body="trial_bodies:do", preload=("json",)) as (zygote, find_leftovers):
+        yield Family(zygote, find_leftovers, tmp_path)
+
+
+@contextlib.contextmanager
+def interrupt_when(condition):
+    """SIGINT to this process as soon as the condition holds."""
+
+    def interrupt():
+        wait_until(condition)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    helper = threading.Thread(target=interrupt, daemon=True)
+    helper.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    helper.join()
+
+
+def test_while_one_works_the_other_stands_still_with_all_it_started(family, tmp_path):
+    go = tmp_path / "go"
+    blocks = []
+    with family.open(a={"at": 2, "then": "wait_for", "details": {"path": str(go)}}, b={"rate": 500.0}) as arms:
+        wait_until(lambda: family.read_states("a") == family.read_states("b") == ["T", "T"])
+        blocks += [arms[name].run_block() for name in "abb"]
+        worker = threading.Thread(target=lambda: blocks.append(arms["a"].run_block()))
+        worker.start()
+        try:
+            # A stop takes effect when the process comes to run next, which on a busy machine is later.
+            wait_until(lambda: "T" not in family.read_states("a") and family.read_states("b") == ["T", "T"])
+            assert "T" not in family.read_states("a")
+            assert family.read_states("b") == ["T", "T"]
+        finally:
+            go.touch()
+            worker.join()
+        wait_until(lambda: family.read_states("a") == ["T", "T"])
+        assert len(family.find_leftovers()) > 4, "it sees what is there"
+    assert [block.n_samples / block.seconds for block in blocks] == pytest.approx([1000, 500, 500, 1000])
+    assert family.find_leftovers() == []
+    assert family.zygote.pid is not None, "it serves the next group"
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize(
+    ("then", "details", "status", "words"),
+    [
+        ("send", {"number": int(signal.SIGKILL)}, "error", "SIGKILL"),
+        ("kill_own_group", {}, "error", "SIGKILL"),
+        ("raise_error", {"type": "ValueError", "message": "planted"}, "error", "ValueError: planted"),
+        ("raise_error", {"type": "MemoryError", "message": "no room"}, "out_of_memory", "MemoryError: no room"),
+        ("call_exit", {"code": 0}, "error", "SystemExit"),
+        ("leave_at_once", {"code": 0}, "error", ""),
+        ("hang", {}, "timeout", "the deadline is 0.5 s"),
+        ("send", {"number": int(signal.SIGSTOP)}, "timeout", "the deadline is 0.5 s"),
+    ],
+)
+def test_an_arm_that_fails_says_how_and_nothing_is_left_of_any(family, at, then, details, status, words):
+    failing = {"at": at, "then": then, "details": details, "deadline_s": 0.5 if status == "timeout" else 300.0}
+    with pytest.raises(ArmFailedError) as failed, family.open(a={}, b=failing, c={}) as arms:  # noqa: PT012
+        for name in "abcba":
+            arms[name].run_block()
+    assert (failed.value.name, failed.value.status) == ("b", status)
+    assert words in failed.value.reason
+    assert failed.value.reason.endswith(f"(log: {failed.value.log_path})")
+    assert "\n" not in failed.value.reason
+    assert family.list_kinds("c") == (["turns"] if at else [])
+    assert family.find_leftovers() == []
+    assert not [name for name in os.listdir("/dev/shm") if name.endswith("_12345_0")]
+    with family.open(a={}) as arms:
+        assert arms["a"].run_block().n_samples == 10
+
+
+def test_a_deadline_is_of_each_turn_and_does_not_run_while_an_arm_waits(family, tmp_path):
+    go = tmp_path / "go"
+    with family.open(a={"deadline_s": 1.0}, b={"at": 1, "then": "wait_for", "details": {"path": str(go)}}) as arms:
+        threading.Timer(1.5, go.touch).start()
+        arms["b"].run_block()
+        for _ in range(3):
+            assert arms["a"].run_block().n_samples == 10
+
+
+def test_a_server_that_does_not_answer_a_missed_deadline_leaves_the_reason_as_it_is(family, monkeypatch):
+    for module in (live.Watch.__init__.__globals__, vars(client)):
+        monkeypatch.setitem(module, "EXIT_PATIENCE_S", 0.5)
+    with (
+        pytest.raises(ArmFailedError) as failed,
+        family.open(a={}, b={"at": 1, "then": "stop_zygote", "deadline_s": 0.5}) as arms,
+    ):
+        arms["b"].run_block()
+    assert failed.value.status == "timeout"
+    assert family.find_leftovers() == []
+
+
+def test_a_server_that_was_killed_costs_a_group_a_new_one_once(family, tmp_path):
+    runner = GroupRunner(lambda environment: family.zygote, tmp_path)
+    dying = {"at": 2, "then": "kill_zygote", "details": {"marker": str(tmp_path / "marker")}}
+    group = runner({"a": family.build("a"), "b": family.build("b", rate=2000.0, **dying)})
+    assert group["b"].samples_per_s / group["a"].samples_per_s == pytest.approx(2)
+    assert family.list_kinds("a") == family.list_kinds("b") == ["turns", "turns"]
+    assert runner.takes_turns
+    with pytest.raises(ZygoteDiedError, match="SIGKILL"):
+        runner({"a": family.build("a"), "b": family.build("b", at=2, then="kill_zygote")})
+    assert family.zygote.pid is None
+    assert family.find_leftovers() == []
+
+
+def test_plans_that_cannot_live_together_run_whole_one_after_the_other_from_then_on(family, tmp_path):
+    runner = GroupRunner(lambda environment: family.zygote, tmp_path)
+    full = {"at": 1, "then": "raise_error", "details": {"type": "MemoryError", "message": "no room for two"}}
+    requests = {"a": family.build("a"), "b": family.build("b", rate=2000.0, **full)}
+    for n in (1, 2):
+        group = runner(requests)
+        assert {name: turns.samples_per_s for name, turns in group.items()} == {"a": 1000.0, "b": 2000.0}
+        assert not runner.takes_turns
+        assert family.list_kinds("a") == family.list_kinds("b") == ["turns"] + n * ["trial"]
+    assert family.find_leftovers() == []
+
+
+def test_a_plan_that_fails_for_itself_is_not_run_whole_unless_it_was_for_memory(family, tmp_path):
+    def measure(**config):
+        runner = GroupRunner(lambda environment: family.zygote, tmp_path)
+        with pytest.raises(ArmFailedError) as failed:
+            runner({"a": family.build("a"), "b": family.build("b", at=1, then="raise_error", **config)})
+        assert failed.value.name == "b"
+        return failed.value.status, runner.takes_turns
+
+    assert measure() == ("error", True)
+    assert "trial" not in family.list_kinds("b")
+    full = {"type": "MemoryError", "message": "no room, not even alone"}
+    assert measure(details=full, whole="raise_error") == ("out_of_memory", True), "the others may fit together"
+    assert family.list_kinds("b")[-1] == "trial"
+
+
+@pytest.mark.parametrize("then", ["hang", "spin"])
+def test_an_interrupt_in_a_block_leaves_nothing(family, tmp_path, then):
+    begun = tmp_path / "begun"
+    hanging = {"at": 2, "then": "note_and", "details": {"path": str(begun), "act": then}}
+    with interrupt_when(begun.exists), family.open(a={}, b=hanging) as arms:
+        for name in "abba":
+            arms[name].run_block()
+    assert family.find_leftovers() == []
+
+
+def test_an_interrupt_between_asking_for_a_process_and_hearing_of_it_leaves_nothing(family, monkeypatch):
+    fork = client.Zygote.fork
+
+    def interrupt_second(zygote, scratch, descriptors):
+        pid = fork(zygote, scratch, descriptors)
+        if family.read_notes("a"):
+            raise KeyboardInterrupt
+        return pid
+
+    monkeypatch.setattr(client.Zygote, "fork", interrupt_second)
+    with pytest.raises(KeyboardInterrupt), family.open(a={}, b={}):
+        pass
+    assert family.find_leftovers() == []
+
+
+def test_a_second_interrupt_while_the_first_ends_all_leaves_nothing(family, tmp_path, monkeypatch):
+    monkeypatch.setattr(live.Watch, "kill", lambda watch: os.kill(os.getpid(), signal.SIGINT))
+    begun = tmp_path / "begun"
+    hanging = {"at": 1, "then": "note_and", "details": {"path": str(begun), "act": "hang"}}
+    with interrupt_when(begun.exists), family.open(a={}, b=hanging) as arms:
+        arms["b"].run_block()
+    assert family.find_leftovers() == []
+
+
+def test_an_arm_that_does_not_end_when_told_is_ended(family, monkeypatch):
+    monkeypatch.setattr(live, "END_PATIENCE_S", 0.3)
+    with family.open(a={"ends": False}) as arms:
+        arms["a"].run_block()
+    assert family.find_leftovers() == []
+    assert family.zygote.pid is not None
+
+
+def test_the_end_of_one_trial_is_not_that_of_another_and_an_orphan_of_it_ends_at_last(family, tmp_path):
+    family.zygote.start()
+    orphan = tmp_path / "orphan"
+    leaving = {"at": 1, "then": "leave_orphan", "details": {"note": str(orphan)}}
+    with contextlib.ExitStack() as stack:
+        arms = {}
+        for name, own in (("a", leaving), ("b", {})):
+            arm = LiveArm(name, family.build_turns(name, **own), family.zygote, tmp_path / f"{name}.log")
+            stack.callback(arm.close)
+            arm.start()
+            arms[name] = arm
+        arms["a"].run_block()
+        (_, pid, child, loner, file), (_, *others, _) = family.read_notes("a")[0], family.read_notes("b")[0]
+        arms["a"].close()
+        assert [read_state(number) for number in (pid, child)] == ["gone", "gone"]
+        assert not Path(file).parent.exists()
+        assert not Path(f"/dev/shm/torch_{pid}_12345_0").exists()
+        assert "gone" not in [read_state(number) for number in others]
+        assert arms["b"].run_block().n_samples == 10
+        arms["b"].close()
+        left = [read_state(number) for number in (loner, orphan.read_text())]
+        assert left == ["gone", "gone"], "once no other trial is alive, it is known that nobody needs them"
+    assert family.find_leftovers() == []

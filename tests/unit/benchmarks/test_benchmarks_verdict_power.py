@@ -1,0 +1,172 @@
+"""What the benchmark of comparisons counts as found, wrong and covered, and the work that it adds."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import _other_work, verdict_power
+from benchmarks._burning import BASE_SHARE, BurningNet, build, burn
+from benchmarks._other_work import disturb_cores
+from benchmarks._runner import Context
+from benchmarks.verdict_power import (
+    BUSY,
+    CELLS,
+    LOADER,
+    QUIET,
+    STEP,
+    TURNS,
+    WHOLE,
+    Cell,
+    Outcome,
+    build_configs,
+    describe_outcomes,
+    judge_outcomes,
+    run_rounds,
+)
+
+EQUAL, SMALL, LARGE = (Cell(STEP, QUIET, difference, 20.0) for difference in (0, 2, 10))
+
+
+def build_outcome(verdict="faster", gain_pct=10.0, ci_pct=(5.0, 15.0), seconds=12.0):
+    return Outcome(verdict, gain_pct, ci_pct, 6, seconds)
+
+
+class Clock:
+    """A thread's CPU time that each look and each computation moves on."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1e-4
+        return self.now_s
+
+
+@pytest.mark.parametrize("extra", [0.0, 0.1, 0.25])
+def test_a_step_takes_the_share_more_that_was_asked_for(extra):
+    clock = Clock()
+    net = BurningNet(extra, clock)
+    images, begins = torch.zeros(2, 3, 8, 8), []
+    for _ in range(5):
+        clock.now_s += 1.0  # forward of the step before, backward, update, loading
+        net(images)
+        begins.append(clock.now_s)
+    steps = [b - a for a, b in itertools.pairwise(begins)]
+    assert steps == pytest.approx([(1 + BASE_SHARE) * (1 + extra)] * 4, rel=1e-3)
+
+
+def test_burning_takes_time_of_the_core_and_not_of_the_clock_alone():
+    before_s = time.thread_time()
+    burn(0.02)
+    assert time.thread_time() - before_s >= 0.02
+
+
+def test_a_sample_takes_the_time_of_the_core_that_was_asked_for():
+    dataset = build(sample_s=0.01).dataset()
+    before_s = time.thread_time()
+    inputs, target = dataset[13]
+    assert time.thread_time() - before_s >= 0.01
+    assert (inputs.shape, target) == ((3, 8, 8), 3)
+
+
+def test_two_configurations_differ_by_the_work_alone():
+    for cell in (LARGE, Cell(LOADER, BUSY, 10, 20.0)):
+        slow, fast = (config.to_values() for config in build_configs(cell))
+        assert slow.pop("task") != fast.pop("task")
+        assert slow == fast
+    assert build_configs(EQUAL)[0] == build_configs(EQUAL)[1]
+
+
+def test_other_work_has_a_process_on_every_core_and_ends_with_the_block():
+    with disturb_cores(1):
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text("utf-8").split()
+        cores, end_s = set(), time.monotonic() + 60
+        while cores != os.sched_getaffinity(0) and time.monotonic() < end_s:
+            held = [os.sched_getaffinity(int(pid)) for pid in children]
+            cores = {core for affinity in held if len(affinity) == 1 for core in affinity}
+            time.sleep(0.05)
+        assert cores == os.sched_getaffinity(0)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_other_work_ends_when_the_one_who_asked_for_it_is_gone(monkeypatch):
+    cores = os.sched_getaffinity(0)
+    monkeypatch.setattr(_other_work, "SPELL_S", (0.0, 0.001))
+    parents = iter([1, 1, 1, 2])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    try:
+        _other_work.work_by_spells(min(cores), "seed")
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert list(parents) == []
+
+
+def test_found_is_the_truth_in_time_and_wrong_is_a_claim_that_is_none():
+    assert build_outcome().finds(LARGE)
+    assert not build_outcome(seconds=21.0).finds(LARGE)
+    assert build_outcome("equal").finds(EQUAL)
+    assert not build_outcome("undecided").finds(LARGE)
+    wrong = [(cell.difference_pct, v) for cell in (EQUAL, SMALL, LARGE)
+             for v in ("faster", "slower", "equal", "undecided") if build_outcome(v).is_wrong(cell)]  # fmt: skip
+    assert wrong == [(0, "faster"), (0, "slower"), (2, "slower"), (10, "slower"), (10, "equal")]
+    assert build_outcome().covers(LARGE)
+    assert not build_outcome(ci_pct=(5.0, 9.9)).covers(LARGE)
+
+
+def test_a_share_is_missed_only_where_its_binomial_interval_excludes_the_target():
+    n = 20
+    outcomes = {
+        (EQUAL, TURNS): [build_outcome("undecided", 0.0, (-3.0, 3.0))] * (n - 2) + [build_outcome()] * 2,
+        (LARGE, TURNS): [build_outcome()] * (n - 2) + [build_outcome("undecided", 9.0)] * 2,
+        (LARGE, WHOLE): [build_outcome("slower")] * n,
+    }
+    judged = [(target.measured, target.met) for target in judge_outcomes(outcomes)]
+    assert judged == [(0.95, None), (0.1, None), (0.9, None)], "covered, equal ones called different, found"
+    lost = {(LARGE, TURNS): [build_outcome("undecided")] * 100}
+    assert [target.met for target in judge_outcomes(lost)] == [True, False], "covered, and not found"
+
+
+def test_arms_tell_the_share_with_its_interval_and_the_error_of_the_estimate():
+    found = [build_outcome(gain_pct=12.0), build_outcome("undecided", gain_pct=9.0)]
+    arms = {arm.metric: arm for arm in describe_outcomes({(LARGE, TURNS): found})}
+    assert arms["decided"].samples == (1.0, 0.0)
+    assert arms["decided"].note == "1 of 2, 50 % (9 to 91)"
+    assert arms["gain_error_pct"].samples == (2.0, -1.0)
+    assert set(arms) == {"decided", "found", "wrong", "covers", "gain_error_pct", "groups", "seconds"}
+
+
+def test_whole_processes_alternate_and_one_without_a_speed_ends_it():
+    asked = []
+
+    def run(name, rate):
+        return lambda id: asked.append((id, name)) or rate
+
+    over = iter([False, True])
+    assert run_rounds(run("slow", 9.0), run("fast", 10.0), is_over=lambda: next(over)) == [(9.0, 10.0)] * 3
+    assert [name for _, name in asked] == ["slow", "fast", "fast", "slow", "slow", "fast"]
+    with pytest.raises(RuntimeError, match="no speed"):
+        run_rounds(run("slow", 9.0), run("fast", None), is_over=lambda: True)
+
+
+def test_every_cell_is_compared_as_often_as_asked_and_the_former_way_beside_it(monkeypatch, capsys):
+    former = []
+
+    def answer(cell):
+        yield TURNS, build_outcome(gain_pct=float(cell.difference_pct))
+        if cell.has_former:
+            former.append(cell)
+            yield WHOLE, build_outcome("undecided")
+
+    monkeypatch.setattr(verdict_power, "compare_cell", answer)
+    monkeypatch.setattr(verdict_power, "disturb_cores", lambda seed: contextlib.nullcontext())
+    findings = verdict_power.run(Context(device="cpu", quick=False, n_repeats=3))
+    assert {arm.n for arm in findings.arms} == {3}
+    assert {arm.case for arm in findings.arms if arm.arm == TURNS} == {cell.name for cell in CELLS}
+    assert len(former) == 3 * sum(cell.has_former for cell in CELLS)
+    assert {(cell.load, cell.difference_pct) for cell in CELLS} >= set(itertools.product((QUIET, BUSY), (0, 5, 10)))

@@ -1,0 +1,385 @@
+"""What is proven of the fastest plans: who wins, which changes stay, and what nothing is claimed of."""
+
+import itertools
+import math
+import random
+
+import pytest
+from tests.simulated_target import Answer, Clock, SimulatedTarget
+from tests.unit.tuner.tuner_cases import USER, build_space, make_row, make_turns
+
+from fulltilt.levers import Facts, find_obstacles
+from fulltilt.records.run_folder import RunFolder
+from fulltilt.stats import compute_proportion_interval
+from fulltilt.stats.alternation import LOOKS
+from fulltilt.tuner.answer.picks import pick
+from fulltilt.tuner.picks.finalists import select_finalists
+from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
+from fulltilt.tuner.search.proof import LESS, N_EARN, N_RACE, Proof
+from fulltilt.tuner.search.search import run_proof
+from fulltilt.tuner.search.session import Ask, Session
+
+FACTS = Facts(device_type="cpu", n_cores_usable=4)
+SPACE = build_space(facts=FACTS)
+FAILED = Answer(status="error", reason="no luck")
+NAMES = ("num_workers", "retain_freed_memory", "worker_threads")  # none of them alters what is learned
+
+
+def change(**levers):
+    """The user's own plan with these levers: threads alters numerics, the others speed alone."""
+    return USER.replace(**levers)
+
+
+def multiply(**factors):
+    """A machine on which each lever that differs from the user's has its share in the speed."""
+    return lambda plan: 1000.0 * math.prod(by for name, by in factors.items() if plan[name] != USER[name])
+
+
+def feed(plans, rate, *, seconds=1.0, limit_s=1000.0):
+    """Hand a proof of these plans what it asks for: ``rate`` of (plan, number of the group), None where it fails.
+
+    → the proof and the groups that it asked for.
+    """
+    numbers = itertools.count(1)
+    rows = [make_row(next(numbers), rate(plan, 0), plan=plan) for plan in (*plans, USER)]
+    proof = Proof(SPACE, rows, select_finalists(rows, limit_gib=None), limit_s=limit_s)
+    groups, steps, answer = [], proof.run(), None
+    try:
+        while True:
+            wish = steps.send(answer)
+            if isinstance(wish, Ask):
+                answer = make_row(next(numbers), rate(wish.plan, 0) or 1.0, plan=wish.plan)
+                continue
+            groups.append(wish.plans)
+            assert len(groups) <= N_RACE + 3 * LOOKS[-1], "it ends"
+            rates = {plan: rate(plan, len(groups)) for plan in wish.plans}
+            failed = [plan for plan in rates if rates[plan] is None][:1]
+            answer = [
+                make_turns(next(numbers), len(groups), rates[plan], plan=plan, seconds=seconds,
+                           status="error" if failed else "ok")
+                for plan in failed or rates
+            ]  # fmt: skip
+    except StopIteration:
+        return proof, groups
+
+
+def search(plans, rate, *, in_turns=None, journal=None, seconds=1.0, on_call=lambda plan: None, clock=None, **options):
+    """Run the user's own plan and these on a simulated machine, then prove the best.
+
+    → session, proof, picks and target.
+    """
+    target_options = {name: options.pop(name) for name in ("noise_pct", "drift_pct", "seed") if name in options}
+
+    def build_answer(of):
+        def answer(plan):
+            if clock is not None:
+                clock.now_s += seconds
+            found = of(plan)
+            return found if isinstance(found, Answer) else Answer(samples_per_s=found, seconds=seconds)
+
+        return answer
+
+    alone, together = build_answer(rate), build_answer(in_turns or rate)
+    target = SimulatedTarget(alone, in_turns=together, on_call=on_call, **target_options)
+    given = options if clock is None else {"clock": clock, **options}
+    session = Session(target, journal or Journal(), **given)
+    session.run((Ask(plan=plan, why="") for plan in (USER, *plans)), may_use_reserve=True)
+    proof = run_proof(session, SPACE)
+    failed = {row.plan for row in session.turns if row.status != "ok"}
+    table = [row for row in session.rows if row.plan not in failed]
+    return session, proof, pick(table, proof, user_plan=USER, memory_limit_gib=None), target
+
+
+def search_in_folder(folder, *given, **options):
+    with RunFolder(folder, fingerprint_parts={}, command="tune", results=[JOURNAL_FILE]) as held:
+        return search(*given, journal=Journal(held), **options)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_truly_fastest_wins_though_groups_drift_by_a_third(seed):
+    """Each by itself they are alike, and the user's own looks slow."""
+    plans = [change(num_workers=n) for n in (1, 2, 3)]
+    truth = dict(zip((USER, *plans), (1000, 1100, 1120, 1250), strict=True))
+    _, proof, picks, _ = search(
+        plans, lambda plan: 800 if plan == USER else 1000, in_turns=truth.get, noise_pct=1.0, drift_pct=33.0, seed=seed
+    )
+    assert proof.best == picks.recommended.trial.plan == plans[2]
+    assert (picks.recommended.proven, picks.unproven) == (True, None)
+    assert picks.recommended.gain.gain_pct == pytest.approx(25.0, abs=5.0)
+    assert picks.throughput.trial.plan == plans[2]
+
+
+def test_who_falls_behind_leaves_the_race_after_the_second_group():
+    fast, close, slow = (change(num_workers=n) for n in (1, 2, 3))
+    truth = {USER: 1000, fast: 1300, close: 1290, slow: 1200}
+    proof, groups = feed(truth, lambda plan, group: truth[plan])
+    assert [set(group) for group in groups[:2]] == [{*truth}] * 2
+    assert {*groups[2]} == {USER, fast, close}
+    assert not any(slow in group for group in groups[2:])
+    assert proof.best == fast
+
+
+def test_of_plans_as_fast_the_one_that_leaves_learning_alone_and_then_the_simplest_wins():
+    truth = {change(threads=2): 1304.0, change(num_workers=4): 1302.0, change(num_workers=1): 1300.0, USER: 1000.0}
+    proof, _ = feed([*truth], lambda plan, group: truth[plan])
+    assert proof.best == change(num_workers=1)
+
+
+def test_an_idle_change_is_taken_back_and_what_is_left_is_run_whole_and_proven():
+    plan = change(num_workers=2, retain_freed_memory=True)
+    session, proof, picks, target = search([plan], multiply(num_workers=1.2))
+    assert proof.best == change(num_workers=2) == picks.recommended.trial.plan
+    assert {effect.names: effect.is_kept for effect in proof.levers} == {
+        ("num_workers",): True,
+        ("retain_freed_memory",): False,
+    }
+    worth = {effect.names: effect.gain.gain_pct for effect in proof.levers}
+    assert worth == {("num_workers",): pytest.approx(20.0), ("retain_freed_memory",): pytest.approx(0.0)}
+    assert (session.rows[-1].plan, session.rows[-1].why) == (proof.best, LESS)
+    assert picks.recommended.proven
+    assert target.groups[-1] == (USER, proof.best)
+
+
+@pytest.mark.parametrize(
+    ("lever", "swing_pct", "is_kept"),
+    [
+        ({"threads": 2}, 10.0, False),  # alters numerics, worth 5 %, and 10 % of noise do not let it be proven
+        ({"threads": 2}, 0.5, True),
+        ({"retain_freed_memory": True}, 10.0, True),  # the estimate is enough where learning is not altered
+    ],
+)
+def test_a_change_that_can_alter_what_is_learned_has_to_be_proven_to_be_worth_it(lever, swing_pct, is_kept):
+    (name,) = lever
+    usual = multiply(num_workers=1.5, **{name: 1.05})
+
+    def rate(plan, group):
+        swing = 1 + (-1) ** group * swing_pct / 100
+        return usual(plan) * (swing if group and plan[name] != USER[name] else 1)
+
+    proof, _ = feed([change(num_workers=2, **lever)], rate, limit_s=40.0)
+    assert proof.best == change(num_workers=2, **(lever if is_kept else {}))
+    assert {effect.names[0]: effect.is_kept for effect in proof.levers} == {"num_workers": True, name: is_kept}
+    assert proof.gain.verdict == "faster"
+
+
+def test_of_two_changes_that_are_idle_only_because_of_each_other_one_stays():
+    either = multiply(num_workers=1.3)
+
+    def rate(plan, group=0):
+        return either(plan) * (1.2 if plan["retain_freed_memory"] or plan["worker_threads"] > 1 else 1.0)
+
+    proof, groups = feed([change(num_workers=2, retain_freed_memory=True, worker_threads=2)], rate)
+    assert rate(proof.best) == pytest.approx(1560.0)
+    kept = {effect.names[0]: effect.is_kept for effect in proof.levers}
+    assert kept["num_workers"]
+    assert sorted((kept["retain_freed_memory"], kept["worker_threads"])) == [False, True]
+    assert any(change(num_workers=2) in group for group in groups), "without both it was tried"
+
+
+def test_two_changes_that_are_idle_each_are_both_taken_back():
+    proof, _ = feed(
+        [change(num_workers=2, retain_freed_memory=True, worker_threads=2)],
+        lambda plan, group: multiply(num_workers=1.3)(plan),
+    )
+    assert proof.best == change(num_workers=2)
+    assert proof.gain.verdict == "faster"
+
+
+def test_batch_size_and_accumulation_are_taken_back_as_one():
+    plan = change(batch_size=16, accumulate=2, num_workers=2)
+    proof, groups = feed([plan], lambda plan, group: multiply(num_workers=1.3)(plan))
+    assert proof.best == change(num_workers=2)
+    assert [{*effect.names} for effect in proof.levers] == [{"batch_size", "accumulate"}, {"num_workers"}]
+    assert {p.effective_batch_size for group in groups for p in group} == {32}
+
+
+@pytest.mark.parametrize(("noise_pct", "verdicts"), [(0.0, {"equal"}), (12.0, {"equal", "undecided"})])
+@pytest.mark.parametrize("n_changed", [1, 2])
+def test_of_equal_plans_the_users_own_is_recommended_and_the_other_one_is_named_as_unproven(
+    noise_pct, verdicts, n_changed
+):
+    plan = change(num_workers=2, **({"retain_freed_memory": True} if n_changed == 2 else {}))
+    _, proof, picks, _ = search([plan], lambda plan: 1000.0, noise_pct=noise_pct, seed=3)
+    assert proof.gain.verdict in verdicts
+    own, other = picks.recommended, picks.unproven
+    assert (own.trial.plan, own.proven, own.gain) == (USER, None, None)
+    assert (other.trial.plan, other.proven, other.gain) == (proof.best, False, proof.gain)
+    assert proof.best != USER
+    assert other.trial.id in own.tied_with
+    assert own.trial.id in other.tied_with
+    assert picks.best is other
+    assert "no other plan is proven faster" in own.rule
+    assert "not proven to be faster" in other.rule
+
+
+def test_a_slower_plan_that_was_ahead_by_luck_is_not_recommended():
+    _, proof, picks, _ = search([change(num_workers=2)], lambda plan: 1000.0, in_turns=multiply(num_workers=0.97))
+    assert proof.gain.verdict == "slower"
+    assert picks.recommended.trial.plan == picks.throughput.trial.plan == USER
+    _, proof, picks, _ = search([change(num_workers=2)], lambda plan: 1000.0, in_turns=multiply(num_workers=0.5))
+    assert (proof.best, picks.unproven) == (USER, None), "far behind it is not even compared to the end"
+
+
+def test_the_fastest_of_the_turns_is_no_plan_that_never_met_the_one_that_came_out_ahead():
+    """A plan that had left the race stood in the table before the winner less its idle change, and tied at 0 %."""
+    slow, fast = change(worker_threads=2), change(num_workers=2, retain_freed_memory=True)
+    _, proof, picks, _ = search([slow, fast], multiply(num_workers=1.3, worker_threads=1.18))
+    assert proof.best == change(num_workers=2)
+    assert picks.throughput.trial.plan["num_workers"] == 2
+
+
+def test_where_the_users_own_plan_fails_in_turns_the_fastest_is_recommended_without_a_claim():
+    plans = [change(num_workers=n) for n in (1, 2)]
+    truth = dict(zip(plans, (1000.0, 1100.0), strict=True))
+    for n_fine in (0, 1, 3):
+        turns = itertools.count()
+        _, proof, picks, _ = search(
+            plans,
+            lambda plan: truth.get(plan, 900.0),
+            in_turns=lambda plan, turns=turns, n=n_fine: truth.get(plan) or (900.0 if next(turns) < n else FAILED),
+        )
+        chosen = picks.recommended
+        assert (proof.base, proof.gain) == (None, None)
+        assert (chosen.trial.plan, chosen.proven, chosen.gain, picks.unproven) == (plans[1], None, None, None)
+        assert "nothing says what it gains" in chosen.rule
+
+
+@pytest.mark.parametrize(("failing", "in_its_place"), [(1, 1), (2, 1), (4, 1), (6, 0)])
+def test_a_winner_that_fails_in_turns_gives_way_in_the_race_to_the_next_and_later_to_the_users_own(
+    failing, in_its_place
+):
+    winner, truth = change(num_workers=2), {2: 1310.0, 1: 1290.0, 0: 1000.0}
+
+    def rate(plan, group):
+        if plan == winner and group >= failing:
+            return None
+        return truth[plan["num_workers"]] * (1 + (-1) ** group * 0.3 * (group > 2 and plan == USER))
+
+    proof, groups = feed([winner, change(num_workers=1)], rate, limit_s=100.0)
+    assert proof.best == change(num_workers=in_its_place)
+    assert (proof.gain is None) == (in_its_place == 0)
+    assert sum(winner in group for group in groups) == failing, "it is not started again"
+
+
+def test_a_winner_that_fails_beside_its_parts_gives_way_to_the_settings_as_they_were():
+    winner = change(num_workers=2, retain_freed_memory=True)
+
+    def rate(plan, group):
+        return None if group > 2 and plan == winner else multiply(num_workers=1.3)(plan)
+
+    proof, groups = feed([winner], rate)
+    assert (proof.best, proof.gain) == (USER, None)
+    assert proof.levers == ()
+    assert winner not in groups[-1], "its parts end their turns"
+    assert not any(USER in group for group in groups[3:]), "there is nothing to prove"
+
+
+@pytest.mark.parametrize("own", [1000.0, FAILED])
+def test_a_plan_that_is_alone_takes_no_turns(own):
+    others = [] if own != FAILED else [change(num_workers=2)]
+    _, proof, picks, target = search(others, lambda plan: own if plan == USER else 1000.0)
+    assert target.groups == []
+    assert (proof.gain, picks.unproven) == (None, None)
+    assert picks.recommended.trial.plan == (others or [USER])[0]
+
+
+def test_what_cannot_run_without_another_change_is_not_taken_back_alone():
+    plan = change(num_workers=2, prefetch_factor=4)
+    proof, groups = feed([plan], lambda plan, group: multiply(num_workers=1.3, prefetch_factor=1.1)(plan))
+    assert proof.best == plan
+    assert not [p for group in groups for p in group if find_obstacles(p, FACTS)]
+
+
+MANY = change(num_workers=2, retain_freed_memory=True, worker_threads=2)
+
+
+def speed_up(plan):
+    """Two workers gain 20 %, the other changes of ``MANY`` nothing."""
+    return 1000.0 * {0: 1.0, 1: 1.05, 2: 1.2}[plan["num_workers"]]
+
+
+@pytest.mark.parametrize("fails", [None, MANY, USER, change(num_workers=1)])
+@pytest.mark.parametrize("budget_s", [25.0, 41.0, *range(45, 180, 9)])
+def test_a_budget_that_ends_anywhere_leaves_picks_that_ran_and_a_claim_only_where_it_is_proven(fails, budget_s):
+    clock, plans = Clock(), [MANY, change(num_workers=1)]
+    session, proof, picks, _ = search(
+        plans,
+        speed_up,
+        in_turns=lambda plan: FAILED if plan == fails else speed_up(plan),
+        seconds=3.0, clock=clock, budget_s=float(budget_s),
+    )  # fmt: skip
+    assert clock() <= budget_s
+    chosen, failed = picks.recommended, {row.plan for row in session.turns if row.status != "ok"}
+    assert not {chosen.trial.plan, proof.best} & failed
+    if proof.base is not None:
+        is_proven = proof.gain is not None and proof.gain.verdict == "faster"
+        assert chosen.trial.plan == (proof.best if is_proven else USER)
+    assert session.is_budget_spent or budget_s > 25
+
+
+@pytest.mark.parametrize("fails", [None, MANY, USER, change(num_workers=2)])
+@pytest.mark.parametrize("noise_pct", [0.3, 6.0])
+def test_a_search_that_is_resumed_asks_for_no_group_twice_and_comes_to_the_same(tmp_path, fails, noise_pct):
+    plans = [MANY, change(num_workers=1)]
+    asked = {"in_turns": lambda plan: FAILED if plan == fails else speed_up(plan), "seconds": 2.0}
+    _, before, picks, first = search_in_folder(tmp_path, plans, speed_up, noise_pct=noise_pct, seed=7, **asked)
+    session, again, found, second = search_in_folder(tmp_path, plans, speed_up, **asked)
+    assert first.groups
+    assert (second.asked, second.groups) == ([], [])
+    assert (again.best, again.gain, again.levers, found) == (before.best, before.gain, before.levers, picks)
+    assert session.n_resumed == len(session.rows) + len(session.turns) == len(session.journal.trials)
+
+
+def test_a_search_that_is_killed_in_a_group_goes_on_with_that_group(tmp_path):
+    """Whatever the moment: what was measured before is asked for no more."""
+
+    def stop_after(n_calls):
+        numbers = itertools.count(1)
+
+        def stop(plan):
+            if next(numbers) > n_calls:
+                raise KeyboardInterrupt
+
+        return stop
+
+    given = ([MANY, change(num_workers=1)], speed_up)
+    whole = search_in_folder(tmp_path / "whole", *given)[3].groups
+    for n_calls in (4, 9, 16):
+        with pytest.raises(KeyboardInterrupt):
+            search_in_folder(tmp_path / "cut", *given, on_call=stop_after(n_calls))
+    _, proof, picks, target = search_in_folder(tmp_path / "cut", *given)
+    with RunFolder(tmp_path / "cut", fingerprint_parts={}, command="tune", results=[JOURNAL_FILE]) as held:
+        groups = {row.group: [] for row in Journal(held).trials if row.group}
+        for row in Journal(held).trials:
+            if row.group:
+                groups[row.group].append(row.plan)
+    assert [tuple(plans) for plans in groups.values()] == whole
+    assert target.groups == whole[len(whole) - len(target.groups) :]
+    assert picks.recommended.trial.plan == proof.best == change(num_workers=2)
+
+
+@pytest.mark.parametrize("n_changed", [1, 2, 3])
+def test_everything_ends_though_nothing_takes_time_and_nothing_can_be_told(n_changed):
+    levers = dict(zip(("num_workers", "threads", "worker_threads")[:n_changed], (2, 2, 2), strict=False))
+
+    def rate(plan, group):
+        return 1000 * math.exp(random.Random(f"{plan} {group}").gauss(0, 0.3 * (group > 0)))
+
+    proof, groups = feed([change(**levers), change(num_workers=4)], rate, seconds=0.0)
+    assert proof.gain is None or not proof.gain.is_decided
+    assert len(groups) <= N_RACE + 2 * LOOKS[-1] + N_EARN
+
+
+def test_equal_plans_are_rarely_called_faster_however_many_were_tried():
+    """The fastest of several was chosen by its luck in the race, which counts in the proof, too."""
+    n, n_wrong = 200, 0
+    plans = [
+        change(num_workers=1),
+        change(num_workers=2, worker_threads=2),
+        change(threads=2, retain_freed_memory=True),
+    ]
+    for seed in range(n):
+        noise_pct = (0.5, 2.0, 6.0, 15.0)[seed % 4]
+        _, _, picks, _ = search(plans, lambda plan: 1000.0, noise_pct=noise_pct, drift_pct=20.0, seed=seed)
+        n_wrong += picks.recommended.trial.plan != USER
+    assert compute_proportion_interval(n_wrong, n)[0] <= 0.05
