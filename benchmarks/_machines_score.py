@@ -1,4 +1,4 @@
-"""Run a search strategy on a simulated or recorded machine through the real session, and score what it ends at.
+"""Run a search strategy on a simulated or recorded machine, and score what it ends at.
 
 Every strategy that measures speed goes through the product's own last stage: finalists and the user's plan take turns,
 changes that are not worth it are taken back, and what is left is recommended when its gain is proven.

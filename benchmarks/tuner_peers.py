@@ -174,7 +174,7 @@ def take_turns(plans: Mapping[str, Plan], measure: Measure, *, n_groups: int) ->
 
 
 def describe_tools(case: str, plans: Mapping[str, Plan], left: Mapping[str, Left], measured: Measured) -> list[Arm]:
-    """Build arms for what each tool took and said, and for the speed of what it left, beside the user's own."""
+    """Build arms for what each tool took, said and left, beside the user's own."""
     arms: list[Arm] = []
     for name in (OWN, *left):
         note = OURS_SETTINGS.get(name) or (TOOLS[name].settings if name in TOOLS else None)
@@ -216,7 +216,7 @@ def judge_tools(case: str, plans: Mapping[str, Plan], measured: Measured) -> Ite
 def describe_findings(
     case: str, plans: Mapping[str, Plan], left: Mapping[str, Left], measured: Measured
 ) -> Iterator[str]:
-    """Say in words what each tool left, in how long, what that is worth here, and what it said itself."""
+    """Say what each tool left, in how long, what that is worth, and what it promised."""
     own = plans[OWN]
     yield f"{case}: effective batch {own.effective_batch_size}; steps stalled {measured.stalled_pct:.1f} % of the time"
     for name, found in left.items():

@@ -1,4 +1,4 @@
-"""How often a comparison finds a difference that is known, claims one that is none, and how long it takes.
+"""Measure how often a comparison finds a known difference, or claims one that is none.
 
 Two workloads differ by work that was added to one of them (``benchmarks/_burning.py``). They are compared as
 ``fulltilt compare`` does it, in turns of live processes, on a machine as it is and with other work on every core
@@ -125,7 +125,7 @@ def run(context: Context) -> Findings:
 
 
 def compare_cell(cell: Cell) -> Iterator[tuple[str, Outcome]]:
-    """Compare the slower workload with the faster one in turns, then in the former way where that is asked for."""
+    """Compare two workloads in turns, then in the former way where that is asked for."""
     slow, fast = build_configs(cell)
     found = compare_configs(slow, fast, limit_s=cell.limit_s)
     yield TURNS, describe_comparison(found.comparison, found.seconds)

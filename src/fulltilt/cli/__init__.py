@@ -30,7 +30,7 @@ COMMANDS = {
     "report": "learning curves of one training or several as one page",
     "export": "the weights of a training as a safetensors file",
     "contrastive": "pre-train without labels, then linear probe and clustering",
-    "compare": "two results of one kind: what differs, and by how much",
+    "compare": "which of two configurations trains faster, measured; or what differs between two results",
     "check": "build everything, push one batch through, and go through the checklist",
     "machine": "what is there, with measured roofs",
     "levers": "the catalogue of performance levers",

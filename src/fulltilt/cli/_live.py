@@ -132,7 +132,7 @@ class LiveTable:
         yield _fit(f"  {event.why}", "dim")
 
     def _build_fastest(self) -> Iterator[Text]:
-        """Build the fastest whole run so far that may be recommended, and the speeds of the last group in turns."""
+        """Build the fastest whole run so far, and the speeds of the last group in turns."""
         whole = [trial for trial in self._trials if trial.status == "ok" and trial.kind not in PROBES]
         fine = filter_safe(whole, self._started.memory_room_gib if self._started else None)
         if fine:

@@ -135,14 +135,15 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     applied = apply_picked(args, result, config) if args.apply and unwritten is None else []
     files = ", ".join([str(folder / PAGE_FILE), *(name for name in RESULT_FILES if name != PAGE_FILE)])
     how = "" if args.apply else suggest_apply(args, result, config)
+    if not args.quiet:  # before the verdict: what stands last is read first
+        _print_lines(console, ["", *applied] if applied else ())
+        if args.apply and unwritten is None and read_config(args).digest != config.digest:
+            console.print("· the same command now searches from these settings: it needs another --out")
     print_verdict(console, document, files="" if unwritten else files, apply=how, args=args)
-    if applied and not args.quiet:
-        console.print()
-    _print_lines(console, applied[:1] if args.quiet else applied)
+    if args.quiet:
+        _print_lines(console, applied[:1])
     if unwritten is not None:
         raise unwritten
-    if args.apply and not args.quiet and read_config(args).digest != config.digest:
-        console.print("· the same command now searches from these settings: it needs another --out")
     return 0
 
 

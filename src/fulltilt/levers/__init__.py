@@ -53,7 +53,7 @@ def compute_plan_digest(plan: PlanValues) -> str:
 
 
 def list_environment(plan: PlanValues) -> dict[str, str]:
-    """List the variables that a process has to have before it loads torch, where this plan is to be in force."""
+    """List the variables that this plan needs a process to have before it loads torch."""
     catalogue = load_catalogue()
     return {n: text for name, value in plan.items() for n, text in catalogue[name].environment(value).items()}
 

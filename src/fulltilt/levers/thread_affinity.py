@@ -27,7 +27,7 @@ def list_cores() -> list[int]:
 
 
 def leave_core(before: Sequence[int] = cores_before) -> None:
-    """Let the calling thread use all cores again, where it was begun by a pinned one and so has one core.
+    """Let the calling thread, which inherited the core of a pinned one, use all cores again.
 
     Args:
         before: ``cores_before`` of the process that began this one.

@@ -118,7 +118,7 @@ def build_scatter_chart(
 def build_dot_chart(
     dots: Sequence[Dot], *, x_title: str, rule: float | None = None, format_tick: Callable[[float], str] | None = None
 ) -> str:
-    """Draw a row for each figure, with its interval as a line and single runs as small dots, on one scale.
+    """Draw figures on one scale, each in a row, with intervals as lines and single runs as dots.
 
     Args:
         rule: A figure that all are held against, drawn through all rows.

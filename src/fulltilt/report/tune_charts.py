@@ -17,6 +17,7 @@ from fulltilt.report.charts import (
 from fulltilt.report.gain import format_gain, format_interval, format_speedup
 from fulltilt.report.summary import Document, describe_plan, read_recommended
 from fulltilt.report.table import Row, format_throughput, format_value, read_memory_gib
+from fulltilt.report.turns import list_ratios, read_turns
 from fulltilt.stats import Comparison
 from fulltilt.stats.alternation import compare_pairs
 
@@ -46,21 +47,12 @@ def name_sides(document: Document) -> dict[str, str]:
     return {id: name for id, name in sides.items() if id}
 
 
-def read_turns(document: Document, row: Row) -> dict[int, float]:
-    """Map each group that a row's plan took turns in to its samples/s; one in which a plan failed counts for none."""
-    rows = [other for other in document.get("repeats") or () if other.get("group") is not None]
-    failed = {other["group"] for other in rows if other["status"] != "ok"}
-    same = [other for other in rows if other["plan"] == row["plan"] and other["group"] not in failed]
-    return {other["group"]: other["samples_per_s"] for other in same}
-
-
 def list_finalists(document: Document) -> list[tuple[Row, list[float], Comparison]]:
     """List the rows that took turns with the user's own: their gains in percent, group by group; the fastest first."""
     base = document.get("baseline")
     found: list[tuple[Row, list[float], Comparison]] = []
-    own = read_turns(document, base) if base else {}
     for row in document["trials"]:
-        ratios = [rate / own[group] for group, rate in read_turns(document, row).items() if group in own]
+        ratios = list_ratios(document, row["plan"])
         if base and row["id"] != base["id"] and len(ratios) > 1:
             gains_pct = [100 * (ratio - 1) for ratio in ratios]
             found.append((row, gains_pct, compare_pairs([math.log(ratio) for ratio in ratios])))
@@ -182,7 +174,7 @@ def draw_runs(document: Document) -> str:
     """Draw the runs of each plan in turns, where the same plan was not always as fast."""
     names, dots = name_sides(document), []
     for row in sorted(document["trials"], key=lambda row: row["id"] not in names):
-        rates = list(read_turns(document, row).values())
+        rates = list(read_turns(document, row["plan"]).values())
         if len(rates) > 1:
             dots.append(
                 Dot(

@@ -12,7 +12,8 @@ from fulltilt.records import format_gib, format_rate
 from fulltilt.report.gain import MANY, draw_bar, format_gain, format_interval, format_speedup
 from fulltilt.report.summary import Document, count, format_duration, read_recommended
 from fulltilt.report.table import format_value, read_memory_gib
-from fulltilt.stats.alternation import compare_pairs
+from fulltilt.report.turns import list_ratios, read_turns
+from fulltilt.stats.alternation import STALLED_PCT, compare_pairs
 
 WIDTH, N_LINES = 100, 24  # of the screen
 N_CHANGES = 6  # that are shown; of more it says how many
@@ -21,7 +22,6 @@ DECIDE = "5m"  # of turns between two plans that a search left undecided
 LABEL = 9  # columns before a line's text
 WORTH = 52  # columns before what a change is worth
 BAR = 32  # columns
-BUSY_STALLED_PCT = 5.0
 TELLING_PCT = 300.0  # an interval that reaches further says only that too little was measured
 BATCH = ("batch_size", "accumulate")  # one choice: their product is what an update sees
 DEFAULT = "fulltilt's default"
@@ -35,7 +35,7 @@ def describe_verdict(document: Document) -> str:
         speedup, interval = format_speedup(gain["gain_pct"]), f"({format_interval(gain['ci_pct'])})"
         if learns_worse(document):
             return f"Keep your settings: the fastest plan is {speedup} as fast {interval}, but learned worse."
-        where = "On this machine, as busy as it is: " if _read_stalled_pct(document) >= BUSY_STALLED_PCT else ""
+        where = "On this machine, as busy as it is: " if _read_stalled_pct(document) >= STALLED_PCT else ""
         return f"{where}{speedup} as fast as your settings {interval}, proven; {_say_learning(document, pick)}."
     if not savings:
         return _describe_unknown(document, pick)
@@ -153,23 +153,16 @@ def find_other(document: Document) -> Mapping[str, Any] | None:
 
 def compare_turns(document: Document, plan: Mapping[str, Any]) -> dict[str, Any] | None:
     """Compare a plan with the user's own by the turns that both took; None where there are less than two groups."""
-    own = _read_turns(document, document.get("user_plan"))
-    pairs = [(own[group], rate) for group, rate in _read_turns(document, plan).items() if group in own]
-    if len(pairs) < 2:
+    ratios = list_ratios(document, plan)
+    if len(ratios) < 2:
         return None
-    found = compare_pairs([math.log(rate / base) for base, rate in pairs])
+    found = compare_pairs([math.log(ratio) for ratio in ratios])
     return {
         "verdict": found.verdict,
         "gain_pct": found.gain_pct,
         "ci_pct": list(found.ci_pct),
         "n_groups": found.n_groups,
     }
-
-
-def _read_turns(document: Document, plan: Mapping[str, Any] | None) -> dict[int, float]:
-    """Map each group that a plan took turns in to its samples/s."""
-    rows = document.get("repeats") or ()
-    return {row["group"]: row["samples_per_s"] for row in rows if row["plan"] == plan and row["samples_per_s"]}
 
 
 def _list_sides(document: Document, other: Mapping[str, Any] | None, name: str) -> Iterator[str]:
@@ -179,7 +172,7 @@ def _list_sides(document: Document, other: Mapping[str, Any] | None, name: str) 
         name: Of the other plan.
     """
     baseline = document.get("baseline")
-    own = list(_read_turns(document, document.get("user_plan")).values())
+    own = list(read_turns(document, document.get("user_plan")).values())
     gain = (other or {}).get("gain")
     before = (document.get("savings") or {}).get("before_samples_per_s") or (statistics.median(own) if own else None)
     if before and baseline and other and gain:
@@ -207,7 +200,7 @@ def _say_memory(row: Mapping[str, Any]) -> str:
 
 
 def describe_assumed(document: Document, *, source: str = "") -> list[str]:
-    """Say what was taken as the user's own where they did not write it down, where it came from, and how to say it.
+    """Say what was taken as the user's own without being written down, from where, and how to say it.
 
     Args:
         source: What was searched, as the command names it.
@@ -320,17 +313,17 @@ def describe_noise(document: Document) -> list[str]:
     """Say what disturbed the comparison, where something did."""
     search, lines = document["search"], []
     stalled_pct = _read_stalled_pct(document)
-    if stalled_pct >= BUSY_STALLED_PCT:
-        lines.append(
-            f"the machine was busy: a plan spent up to {stalled_pct:.0f} % of its time in stalls; quiet, search again"
-        )
+    if stalled_pct >= STALLED_PCT:
+        lines.append(f"the machine was busy: a plan spent up to {stalled_pct:.0f} % of its time in stalls")
+    if search.get("waits_passively"):
+        lines.append("the machine was busy: plans took turns with threads that sleep while they wait (wait_policy)")
     if search.get("takes_turns") is False:
         lines.append("the plans could not live at the same time: whole runs in turn, which drift disturbs more")
     return lines
 
 
 def list_next(document: Document, *, source: str = "") -> list[str]:
-    """List up to three things that would help next.
+    """List what would help next, a few lines at most.
 
     Args:
         source: What was searched, as the command names it; "" where no command says it in one word.
@@ -339,7 +332,7 @@ def list_next(document: Document, *, source: str = "") -> list[str]:
     advice = (document.get("advice") or {}).get("levers") or ()
     missing = dict.fromkeys(_name_missing(document, part) for part in advice if part["state"] == "not in the space")
     lines = []
-    if (search.get("stalled_pct") or 0.0) >= BUSY_STALLED_PCT:
+    if _read_stalled_pct(document) >= STALLED_PCT or search.get("waits_passively"):
         lines.append("search again when the machine is quiet, with --out and a new folder")
     elif search.get("stopped_by_budget"):
         lines.append("a larger --budget: this one ended the search early; the same command goes on from here")

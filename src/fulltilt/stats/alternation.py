@@ -28,6 +28,7 @@ CONFIDENCE = 0.98  # of each interval: together the looks are wrong in less than
 LOOKS = (4, 6, 8, 10, 13, 16, 20, 25, 32, 40)  # groups after which a comparison may end
 GROUP_S = 0.8  # of timed blocks, for each pair of arms
 MIN_ROUNDS = 2
+STALLED_PCT = 5.0  # of the time, in stalled steps: from here on a machine is busy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,10 +66,8 @@ class Turns:
         """Take a block of steps and time it. Device: synchronises at both ends."""
         n_steps = max(math.ceil(BLOCK_S / self._step_s), MIN_BLOCK_STEPS)
         n_steps = max(1, min(n_steps, int(MAX_BLOCK_S / self._step_s)))
-        for _ in range(
-            N_SETTLING if self._step_s < SLOW_STEP_S else 1
-        ):  # begins of epochs count here, too: blocks may keep step with the epochs
-            self._take_step()
+        for _ in range(N_SETTLING if self._step_s < SLOW_STEP_S else 1):
+            self._take_step()  # begins of epochs count here, too: blocks may keep step with the epochs
         n_samples, times_s = 0, list[float]()
         while len(times_s) < n_steps:
             start_s, epoch = self._clock(), self._steps.n_epochs

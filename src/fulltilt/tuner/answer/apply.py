@@ -50,7 +50,7 @@ class Applied:
 
 
 def plan_changes(result: TuneResult, config: Config, pick: Pick, *, searched: Config) -> Changes:
-    """Plan where ``config`` is to change so that it holds a picked plan, and its learning rate if that follows.
+    """Plan where ``config`` is to change so that it holds a picked plan and its learning rate.
 
     Args:
         searched: The configuration that the search was about; it may be ``config`` itself.

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from fulltilt.errors import NoPlanError
 from fulltilt.records import WHOLE_RUN, Trial
 from fulltilt.report.summary import count
-from fulltilt.stats.alternation import WORTH_PCT
+from fulltilt.stats.alternation import STALLED_PCT, WORTH_PCT
 from fulltilt.tuner.answer.picks import Picks
 from fulltilt.tuner.answer.result import SearchSummary
 from fulltilt.tuner.picks.failures import find_failure_remedy
 from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.session import Session
-
-STALLED_PCT = 5.0  # of the time of the turns: from here on the machine was too busy for its figures to hold elsewhere
 
 
 def check_ran(session: Session, space: Space) -> None:

@@ -1,4 +1,4 @@
-"""Which plans go into the comparison that decides, by their single whole runs and the memory that they may use."""
+"""Select the plans that go into the deciding comparison, by their single whole runs and their memory."""
 
 from collections.abc import Sequence
 

@@ -17,13 +17,12 @@ from fulltilt.levers import list_environment
 from fulltilt.levers.wait_policy import VARIABLES
 from fulltilt.records import Evidence, TrialRequest, classify_outcome, decode
 from fulltilt.stats import Block, Turns, run_group
+from fulltilt.stats.alternation import STALLED_PCT
 from fulltilt.tuner.trials.client import Zygote, ZygoteDiedError
 from fulltilt.tuner.trials.kinds import END, TAKE_BLOCK
 from fulltilt.tuner.trials.process import Watch, run_trial_process
 
 Name = TypeVar("Name", bound=Hashable)
-STALLED_PCT = 5.0  # of the time: from here on the machine is too busy for threads that spin
-
 END_PATIENCE_S = 10.0  # for a process that waits for an order, to end of itself
 
 

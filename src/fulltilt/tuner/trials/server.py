@@ -193,7 +193,7 @@ class _Server:
             os._exit(code)
 
     def _clean_up(self, trial: int) -> None:
-        """Kill what is left of a trial, wait until it is gone, and remove its shared memory and its folder."""
+        """Kill what is left of a trial and wait for its end; remove its shared memory and folder."""
         seen = {trial}
         start = time.monotonic()
         while left := self._find_all_of(trial):
