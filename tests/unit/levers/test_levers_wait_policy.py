@@ -12,6 +12,7 @@ from fulltilt.tuner.question.space import Space, canonicalize
 NEEDS_TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads on one core always sleep")
 
 
+@pytest.mark.slow
 @NEEDS_TWO_CORES
 def test_a_passive_thread_sleeps_at_once_an_active_one_never_and_by_default_it_spins_first():
     passive, active, usual = wait("passive"), wait("active"), wait(None)
@@ -21,6 +22,7 @@ def test_a_passive_thread_sleeps_at_once_an_active_one_never_and_by_default_it_s
     assert passive["notes"] == active["notes"] == usual["notes"] == []
 
 
+@pytest.mark.slow
 @NEEDS_TWO_CORES
 def test_the_same_is_learned():
     assert wait("passive")["losses"] == wait("active")["losses"] == wait(None)["losses"]
