@@ -155,6 +155,7 @@ def test_without_a_target_about_the_load_batches_run_back_to_back_and_that_is_al
     assert json.loads((own / "out.json").read_text())["times"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: no thread waits for another")
 def test_threads_wait_as_the_plan_says(own):
     words = ["targets.memory_gib=99", "speed.threads=2", "speed.wait_policy=passive"]
