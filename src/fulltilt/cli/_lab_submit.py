@@ -37,7 +37,7 @@ def run_submit(args: argparse.Namespace) -> int:
     lab, began_s = Path(args.lab), time.monotonic()
     grid = read_grid(source, args.overrides)
     slots = build_slots(grid.pool)
-    console = build_console(to_stderr=args.json == "-")
+    console = build_console(to_stderr=args.json == "-", is_screen=True)
     console.quiet = args.quiet
     with hold_folder(lab), contextlib.closing(open_store(lab, create=True)) as store:
         executor = LocalExecutor(lab, slots)

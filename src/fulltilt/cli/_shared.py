@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 PLAIN_WIDTH = 200  # of output that goes to a file or a pipe, where nothing tells a width
+SCREEN_WIDTH = 100  # of what a command says last there
 LINE_EVERY_S = 10.0  # of progress there
 REDRAW_S = 0.1  # of a progress bar on a terminal
 
@@ -136,10 +137,13 @@ def is_import_path(source: str) -> bool:
     return ":" in source and not Path(source).exists()
 
 
-def build_console(*, to_stderr: bool = False) -> Console:
+def build_console(*, to_stderr: bool = False, is_screen: bool = False) -> Console:
     """Build a rich console that prints square brackets literally.
 
     With ``--json -`` stdout belongs to the document, so people read stderr.
+
+    Args:
+        is_screen: It prints what a command says last, which fits a screen in a file too.
     """
     from rich.console import Console
 
@@ -152,7 +156,7 @@ def build_console(*, to_stderr: bool = False) -> Console:
 
     console = PipeConsole(stderr=to_stderr, highlight=False, markup=False)
     if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+        console.width = SCREEN_WIDTH if is_screen else PLAIN_WIDTH
     return console
 
 

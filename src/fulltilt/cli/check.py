@@ -1,7 +1,10 @@
 """``fulltilt check``: make the dry run and go through the checklist before an experiment."""
 
 import argparse
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import (
     add_memory_limit_argument,
@@ -12,13 +15,18 @@ from fulltilt.cli._shared import (
     write_json,
 )
 
-STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
+if TYPE_CHECKING:
+    from fulltilt.engine.check.checklist import CheckItem
+
+STYLES = {"problem": "bold red", "note": "yellow", "ok": ""}  # in the order in which they are told
+N_CHARS = 600  # of an item's text: a remedy fits, a long error does not
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_arguments(parser)
     add_memory_limit_argument(parser)
     parser.add_argument("--out", metavar="DIR", default="runs", help="where the run would write (default runs)")
+    parser.add_argument("--verbose", action="store_true", help="long items in full")
     parser.add_argument("--json", metavar="F", help="write the list as JSON (- for stdout)")
 
 
@@ -40,8 +48,21 @@ def run(args: argparse.Namespace) -> int:
     n_problems = sum(item.verdict == "problem" for item in items)
     document = {"version": VERSION, "config": config.source, "device": devices[0], "items": items}
     write_json(args.json, {**document, "n_problems": n_problems})
-    console = build_console(to_stderr=args.json == "-")
-    for item in items:
-        console.print(f"{item.verdict:<8}", style=STYLES[item.verdict], end="")
-        console.print(f"{item.name}: {item.text}")
+    console = build_console(to_stderr=args.json == "-", is_screen=True)
+    console.print(describe_readiness(items), style="bold")
+    wrapper = textwrap.TextWrapper(console.width, subsequent_indent=" " * 8, break_on_hyphens=False)
+    for item in sorted(items, key=lambda item: [*STYLES].index(item.verdict)):
+        text = item.text if args.verbose else textwrap.shorten(item.text, N_CHARS, placeholder=" … (--verbose)")
+        console.print(wrapper.fill(f"{item.verdict:<8}{item.name}: {text}"), style=STYLES[item.verdict])
     return 3 if n_problems else 0
+
+
+def describe_readiness(items: Sequence["CheckItem"]) -> str:
+    """Say in one sentence whether the run can start."""
+    problems, notes = ([item.name for item in items if item.verdict == verdict] for verdict in ("problem", "note"))
+    if problems:
+        fail = "fails" if len(problems) == 1 else "fail"
+        return f"Not ready: {len(problems)} of {len(items)} checks {fail}: {', '.join(dict.fromkeys(problems))}."
+    if notes:
+        return f"Ready: no check fails; there are notes on {', '.join(dict.fromkeys(notes))}."
+    return f"Ready: all {len(items)} checks pass."

@@ -142,7 +142,8 @@ def _report(args: argparse.Namespace, folder: Path, code: int) -> bool:
     out_dir = Path(args.out or Path("runs") / "doctor" / Path(script).stem)
     path = write_atomic(out_dir / "report.json", text + "\n")
     write_json(args.json, text)
-    _print_report(build_console(to_stderr=args.json == "-"), document, path, is_quiet=args.quiet)
+    console = build_console(to_stderr=args.json == "-", is_screen=True)
+    _print_report(console, document, path, is_quiet=args.quiet)
     return any(finding["verdict"] == "act" for finding in document["findings"])
 
 
@@ -156,5 +157,5 @@ def _print_report(console: Console, document: dict[str, Any], path: Path, *, is_
     if document["breakdown_pct"]:
         lines = [describe_steps(document), *list_bars(document), *list_findings(document["findings"]), *lines]
     for line in lines:
-        console.print(line, soft_wrap=True)
-    console.print(f"report: {path}")
+        console.print(line)
+    console.print(f"report: {path}", soft_wrap=True)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fulltilt.infer.targets import Load
 
 EXIT_MISSED = 3
-WIDTH = 100
 STYLES = {"met": "green", "missed": "bold red", "not proven": "yellow"}
 
 
@@ -63,7 +62,8 @@ def _run_check(args: argparse.Namespace) -> int:
     args.config, args.config_flag = resolve_config_argument(args), None
     plan = check.plan_check(read_config(args), weights=args.weights)
     out_dir = Path(args.out or Path("runs") / "infer" / plan.name)
-    console, aside = build_console(to_stderr=args.json == "-"), build_console(to_stderr=True)
+    console = build_console(to_stderr=args.json == "-", is_screen=True)
+    aside = build_console(to_stderr=True)
     with check.open_check_folder(plan, out_dir) as folder:
         if folder.set_aside:
             aside.print(f"note: {folder.set_aside}")
@@ -91,7 +91,6 @@ def _describe_plan(load: Load) -> str:
 def _print_result(
     console: Console, result: CheckResult, previous: Mapping[str, float], *, is_new: bool, is_verbose: bool
 ) -> None:
-    console.width = min(console.width, WIDTH)
     console.print(_describe_result(result), style=STYLES["met" if result.met else "missed"])
     console.print(_build_table(result, previous))
     lines = [*_describe_load(result), *_describe_model(result, is_new=is_new), *result.notes]

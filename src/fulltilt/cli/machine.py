@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import build_console, write_json
 from fulltilt.records import format_bytes
+from fulltilt.report.summary import count
 
 if TYPE_CHECKING:
     from fulltilt.hardware import WslReport
@@ -49,7 +51,6 @@ def _print_machine(machine: Machine, wsl: WslReport | None) -> None:
     limit = f", limited to {format_bytes(machine.memory_limit_bytes)}" if machine.memory_limit_bytes else ""
     rows = {
         "system": machine.system + (" (WSL2)" if machine.is_wsl else ""),
-        "processor": machine.cpu_model,
         "cores": f"{machine.n_cores_usable} usable of {machine.n_cores_logical} logical, "
         f"{machine.n_cores_physical or 'unknown number of'} physical",
         "memory": f"{format_bytes(machine.memory_total_bytes)}, "
@@ -66,7 +67,18 @@ def _print_machine(machine: Machine, wsl: WslReport | None) -> None:
     rows |= {f"not read: {name}": reason for name, reason in machine.null_reasons.items()}
     for name, text in (*rows.items(), *list_wsl_rows(wsl)):
         table.add_row(name, text)
-    build_console().print(table)
+    console = build_console(is_screen=True)
+    console.print(describe_machine(machine), style="bold")
+    console.print(table)
+
+
+def describe_machine(machine: Machine) -> str:
+    """Say in one sentence what there is to train on."""
+    gpus = Counter(f"{device.name} GPU" for device in machine.devices)
+    found = " and ".join(f"{n} × {name}" for name, n in gpus.items()) or "no GPU"
+    cores = f"{count(machine.n_cores_usable, 'usable core')} ({machine.cpu_model})"
+    memory = format_bytes(machine.memory_limit_bytes or machine.memory_total_bytes)
+    return f"This machine has {found}, {cores} and {memory} of memory."
 
 
 def list_wsl_rows(wsl: WslReport | None) -> list[tuple[str, str]]:

@@ -80,15 +80,16 @@ def _build_listeners(args: argparse.Namespace, config: Config, out_dir: Path) ->
 
 
 def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:
-    """Print what training came to, and where its files are."""
+    """Print what training came to, in one sentence, and where its files are."""
     from fulltilt.cli.report import write_training_report
     from fulltilt.engine.ranks.world import is_first_rank
     from fulltilt.listeners import list_headlines
+    from fulltilt.report import format_duration
 
     if not is_first_rank():  # started by torchrun, beside the one that tells
         return 0
     write_json(args.json, result)
-    console = build_console(to_stderr=args.json == "-")
+    console = build_console(to_stderr=args.json == "-", is_screen=True)
     try:
         write_training_report([out_dir])
     except FulltiltError as error:  # the training is done and saved; its page can be drawn later
@@ -96,7 +97,9 @@ def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:
     figures = [f"{name} {value:.4g}" for name, value in list_headlines(result.metrics)]
     if not figures and result.loss is not None:
         figures = [f"training loss {result.loss:.4g}"]
-    is_resumed = result.training_seconds > result.seconds
-    figures.append(f"{result.samples_per_s or 0.0:,.0f} samples/s{' over the whole run' if is_resumed else ''}")
-    console.print(f"{result.reason}: {', '.join(figures)}; files: {out_dir}")
+    took = f"{format_duration(result.training_seconds)} of training at {result.samples_per_s:,.0f} samples/s"
+    said = f"{result.reason.capitalize()}: {', '.join(figures) or 'no evaluation'}"
+    console.print(f"{said} after {result.step:,} steps, {took}.")
+    if not args.quiet:
+        console.print(f"files: {out_dir}", soft_wrap=True)
     return 0

@@ -16,6 +16,8 @@ REDRAW_S = 0.5  # drawing takes 0.4 ms
 class ProgressBar:
     """Shows a bar on a terminal and one line an epoch; elsewhere only the lines.
 
+    That training has finished is for its caller to tell, who has the result.
+
     Redrawn when an event comes in, at most twice a second, never by a thread: a forked data worker must not inherit a
     held lock.
 
@@ -101,6 +103,8 @@ class ProgressBar:
 
     def _end(self, event: RunEnded) -> None:
         self._stop_bar()
+        if event.reason == "finished":
+            return
         first = self._started.first_step if self._started else 0
         here = f", {event.step - first:,} of them since the checkpoint it went on from" if first else ""
         how, _, why = event.reason.partition(": ")

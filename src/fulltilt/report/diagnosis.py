@@ -16,7 +16,7 @@ LABELS = {
     "unknown": "unknown",
 }
 BAR_WIDTH = 40
-N_SHOWN = 4
+N_SHOWN = 3  # findings: with bars and notes they fit a screen
 WIDTH = 100
 
 

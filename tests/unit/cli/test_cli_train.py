@@ -36,8 +36,15 @@ def test_operators_of_steps_are_told_and_training_starts_in_the_folder_of_its_pr
     assert (profile["n_steps"], profile["device"]) == (2, "cpu")
     assert profile["operators"][0]["name"] in streams.err
     assert [path.name for path in (tmp_path / "run").rglob("*.*")] == ["trace.json"]
-    assert train("--epochs", "1", "--quiet") == 0
+    assert train("--epochs", "1") == 0
     assert (tmp_path / "run" / "checkpoint.pt").is_file()
+    said = capsys.readouterr().out
+    *_, sentence, files = said.splitlines()
+    assert re.fullmatch(
+        r"Finished: loss .*, accuracy .* after 23 steps, .+ of training at [\d,]+ samples/s\.", sentence
+    )
+    assert files == f"files: {tmp_path / 'run'}"
+    assert said.lower().count("finished") == 1
 
 
 def test_of_several_devices_the_first_takes_whole_batches_and_that_is_said(train, capsys):

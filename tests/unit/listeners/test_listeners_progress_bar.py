@@ -29,20 +29,20 @@ def test_without_a_terminal_there_is_one_line_an_epoch_and_no_control_code():
     assert text.splitlines() == [
         "digits on cpu, 1,234 parameters, files in runs/x",
         "epoch 1/2  loss 0.5  1,400 samples/s  2.0 s  val accuracy 0.9125",
-        "finished after 20 steps, 4.2 s",
     ]
     assert "\x1b" not in text
     assert "\r" not in text
 
 
 SINCE = "of them since the checkpoint it went on from"
+INTERRUPTED = RunEnded(reason="interrupted", step=20, seconds=4.2, metrics={})
 FAILED = RunEnded(reason="failed: StorageError: no space; 3 are kept", step=7, seconds=2.0, metrics={})
 
 
 @pytest.mark.parametrize(
     ("events", "last"),
     [
-        ([started(first_step=14), ENDED], f"finished after 20 steps, 6 {SINCE}, 4.2 s"),
+        ([started(first_step=14), INTERRUPTED], f"interrupted after 20 steps, 6 {SINCE}, 4.2 s"),
         ([started(), EPOCH, Noted(message="x")], "note: x"),
         ([started(), steps_done(5), EVALUATED], "val accuracy 0.9125"),
         ([started(), Noted(message="fp16 [needs] a GPU", level="warning")], "warning: fp16 [needs] a GPU"),
@@ -94,6 +94,6 @@ def test_durations_are_written_for_people():
 
 def test_a_run_that_starts_anew_with_smaller_batches_has_one_bar():
     again = started(steps_per_epoch=10, first_step=5)
-    text = run(Terminal(), [started(), steps_done(5), again, steps_done(10), ENDED])
+    text = run(Terminal(), [started(), steps_done(5), again, steps_done(10), INTERRUPTED])
     assert text.count("files in runs/x") == 2
-    assert text.rstrip().endswith(f"finished after 20 steps, 15 {SINCE}, 4.2 s")
+    assert text.rstrip().endswith(f"interrupted after 20 steps, 15 {SINCE}, 4.2 s")
