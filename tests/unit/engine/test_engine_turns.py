@@ -18,7 +18,7 @@ from fulltilt.engine.measured.turns import (
     N_SETTLING,
     N_WARM_STEPS,
     SLOW_STEP_S,
-    Turns,
+    BlockRunner,
 )
 from fulltilt.errors import TrainingError
 from fulltilt.stats import Block
@@ -35,7 +35,7 @@ class PlantedRun:
         self.run = build_small_run(BATCH, dataset=lambda: data)
         self.run.setup.epoch_hooks.append(lambda epoch: self.advance(begin_s))
         self.run.setup.optimizer.register_step_post_hook(lambda *_: self.end_step())
-        self.turns = Turns(self.run, clock=lambda: self.now_s)
+        self.turns = BlockRunner(self.run, clock=lambda: self.now_s)
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
@@ -75,6 +75,29 @@ def test_every_step_bears_its_share_of_an_epochs_begin_whatever_the_length_of_a_
         assert block.seconds / n_steps == pytest.approx(step_s + BEGIN_S / 10)
 
 
+@pytest.mark.parametrize("batch", [64, 700, 1400])
+@pytest.mark.parametrize("begin_s", [0.0, 0.05])
+def test_a_short_last_batch_is_neither_a_stall_nor_a_gain(batch, begin_s):
+    """Begins were once left out with their full batches: what stayed were short ones, at a twentieth of the speed."""
+    n_samples, sample_s = 1437, 1e-4
+    data = TensorDataset(torch.randn(n_samples, 6), torch.randint(3, (n_samples,)))
+    now_s = 0.0
+    run = build_small_run(batch, dataset=lambda: data)
+
+    def advance(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    run.setup.epoch_hooks.append(lambda epoch: advance(begin_s))
+    run.setup.model.register_forward_pre_hook(lambda _, inputs: advance(sample_s * len(inputs[0])))
+    turns = BlockRunner(run, clock=lambda: now_s)
+    turns.warm_up()
+    blocks = [turns.take_block() for _ in range(12)]
+    rate = sum(block.n_samples for block in blocks) / sum(block.seconds for block in blocks)
+    assert rate == pytest.approx(n_samples / (n_samples * sample_s + begin_s), rel=0.02)
+    assert sum(block.stalled_s for block in blocks) == 0
+
+
 def test_a_block_within_a_long_epoch_holds_no_begin():
     planted = PlantedRun(0.01, n_samples=4000)
     assert [block.seconds for block in planted.take_blocks(3)] == pytest.approx([0.1] * 3)
@@ -89,11 +112,19 @@ def test_epochs_of_one_step_are_timed_with_their_begins():
 def test_steps_that_stall_are_counted_and_do_not_shrink_the_next_block():
     planted = PlantedRun(0.01, n_samples=4000)
     planted.turns.warm_up()
-    planted.stalls_s = {planted.n_steps + N_SETTLING + 3: 0.5, planted.n_steps + N_SETTLING + 5: 0.035}
+    planted.stalls_s = {planted.n_steps + N_SETTLING + 3: 0.2, planted.n_steps + N_SETTLING + 5: 0.035}
     stalled, calm = planted.turns.take_block(), planted.turns.take_block()
-    assert stalled.stalled_s == pytest.approx(0.51), "0.045 s are less than five usual steps"
-    assert stalled.seconds == pytest.approx(10 * 0.01 + 0.535)
+    assert stalled.stalled_s == pytest.approx(0.21), "0.045 s are less than five usual steps"
+    assert stalled.seconds == pytest.approx(10 * 0.01 + 0.235)
     assert (calm.stalled_s, calm.n_samples) == (0, stalled.n_samples)
+
+
+def test_a_block_ends_by_time_where_all_steps_stall():
+    """A block of twenty steps took 120 s on a busy machine, and the plan was taken for one that hangs."""
+    planted = PlantedRun(0.01, n_samples=4000)
+    planted.turns.warm_up()
+    planted.step_s = 0.25
+    assert planted.turns.take_block().n_samples == 2 * BATCH
 
 
 def test_on_a_device_that_works_behind_the_host_a_step_is_not_what_its_launch_takes(monkeypatch):
@@ -124,14 +155,14 @@ def test_a_plan_that_is_not_in_force_is_an_error():
 
     try:
         with pytest.raises(TrainingError, match="threads: plan says 1, in force 2"):
-            Turns(build_small_run(BATCH, model=lambda: Greedy(6, 3))).warm_up()
+            BlockRunner(build_small_run(BATCH, model=lambda: Greedy(6, 3))).warm_up()
     finally:
         torch.set_num_threads(1)
 
 
 def test_blocks_of_a_real_run_are_no_longer_than_the_time_around_them():
     data = TensorDataset(torch.randn(BATCH, 6), torch.randint(3, (BATCH,)))
-    turns = Turns(build_small_run(BATCH, dataset=lambda: data))  # epochs of one step: no share is estimated
+    turns = BlockRunner(build_small_run(BATCH, dataset=lambda: data))  # epochs of one step: no share is estimated
     turns.warm_up()
     start_s = time.perf_counter()
     blocks = [turns.take_block() for _ in range(3)]

@@ -8,7 +8,7 @@ from step_cases import build_small_run
 from torch.utils.data import TensorDataset
 
 from fulltilt.engine.measured import turns
-from fulltilt.engine.measured.turns import N_WARM_STEPS, Turns
+from fulltilt.engine.measured.turns import N_WARM_STEPS, BlockRunner
 
 BATCH, N_SAMPLES = 4, 402  # an epoch ends with a batch of 2
 
@@ -23,7 +23,7 @@ class CompiledRun:
         self.run = build_small_run(BATCH, dataset=lambda: data)
         self.run.plan = self.run.plan.replace(compile=compiles)
         self.run.setup.model.register_forward_pre_hook(lambda model, inputs: self.see(len(inputs[0])))
-        self.turns = Turns(self.run, clock=lambda: self.now_s)
+        self.turns = BlockRunner(self.run, clock=lambda: self.now_s)
 
     def see(self, size: int) -> None:
         self.now_s += 0.04 if size in self.sizes else 60.0

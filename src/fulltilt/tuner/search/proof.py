@@ -14,14 +14,14 @@ from fulltilt.levers import find_obstacles
 from fulltilt.records import Plan, Trial
 from fulltilt.stats import Comparison, Evidence, Turns, is_look
 from fulltilt.stats.alternation import LOOKS, WORTH_PCT
-from fulltilt.tuner.picks.changes import changes_learning, compute_simplicity, list_changed
+from fulltilt.tuner.picks.changes import BATCH, changes_learning, compute_simplicity, list_changed
 from fulltilt.tuner.picks.finalists import find_recommendable
 from fulltilt.tuner.question.space import Space, canonicalize
 from fulltilt.tuner.search.session import Ask, TakeTurns, Wish
 
 N_RACE = 4  # groups of the race at most; who falls behind leaves after the second
 BEHIND_PCT = 5.0  # of speed: who is as far behind the first leaves
-N_EARN = LOOKS[0]  # groups in which each change is looked at
+N_EARN = 3  # groups in which each change is looked at
 N_SURE = LOOKS[3]  # groups, though the time is over, before a change or a plan goes that may be worth it
 OVERTIME = 2.0  # times the limit: then not even these
 MAX_WITHOUT = 4  # plans less one change that take turns with the winner at once
@@ -220,9 +220,13 @@ class Proof:
         return self.base is not None and self.evidence.compare(self.base, plan).verdict == "faster"
 
     def _is_worth(self, winner: Plan, without: Plan) -> bool:
-        """Whether a change is worth 1 %; one that can alter what is learned has to be proven to be."""
+        """Whether a change is worth 1 %; one of numerics or recipe has to be proven to gain, too.
+
+        Batch sizes are varied only as far as the user allows, so they need no proof of their own.
+        """
         gain = self.evidence.compare(without, winner)
-        return gain.verdict == "faster" or (gain.gain_pct >= WORTH_PCT and not changes_learning(without, winner))
+        with_batch = without.replace(**{name: winner[name] for name in BATCH})
+        return gain.gain_pct >= WORTH_PCT and (gain.ci_pct[0] > 0 or not changes_learning(with_batch, winner))
 
     def _is_open(self, winner: Plan, without: Plan) -> bool:
         """Whether a change would be taken back though it may be worth 1 %."""

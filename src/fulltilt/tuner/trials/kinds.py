@@ -127,12 +127,12 @@ def _measure_here(measure: Measure, request: TrialRequest, answer: Answer) -> No
 
 def run_turns(request: TrialRequest, answer: Answer) -> None:
     """Take a block of steps at each order, until the other side says to end or is gone."""
-    from fulltilt.engine.measured.turns import Turns
+    from fulltilt.engine.measured.turns import BlockRunner
 
     assert isinstance(answer, Link)
     with build_request(request, answer) as run, explain_workers():
         answer({"progress": {"stage": "built"}})
-        turns = Turns(run)
+        turns = BlockRunner(run)
         turns.warm_up()
         answer({"blocks": 0})
         for number, order in enumerate(answer.take_orders(), start=1):
