@@ -20,7 +20,7 @@ from fulltilt.engine.measured.turns import (
     SLOW_STEP_S,
     BlockRunner,
 )
-from fulltilt.errors import TrainingError
+from fulltilt.errors import NonFiniteLossError, TrainingError
 from fulltilt.stats import Block
 
 BATCH, BEGIN_S = 4, 1.0
@@ -75,11 +75,11 @@ def test_every_step_bears_its_share_of_an_epochs_begin_whatever_the_length_of_a_
         assert block.seconds / n_steps == pytest.approx(step_s + BEGIN_S / 10)
 
 
-@pytest.mark.parametrize("batch", [64, 700, 1400])
+@pytest.mark.parametrize("batch", [6, 70, 140])
 @pytest.mark.parametrize("begin_s", [0.0, 0.05])
 def test_a_short_last_batch_is_neither_a_stall_nor_a_gain(batch, begin_s):
     """Begins were once left out with their full batches: what stayed were short ones, at a twentieth of the speed."""
-    n_samples, sample_s = 1437, 1e-4
+    n_samples, sample_s = 145, 1e-3
     data = TensorDataset(torch.randn(n_samples, 6), torch.randint(3, (n_samples,)))
     now_s = 0.0
     run = build_small_run(batch, dataset=lambda: data)
@@ -145,6 +145,13 @@ def test_on_a_device_that_works_behind_the_host_a_step_is_not_what_its_launch_ta
         assert block.n_samples == MIN_BLOCK_STEPS * BATCH
         assert block.seconds / MIN_BLOCK_STEPS == pytest.approx(0.020, rel=0.06)
         assert block.stalled_s == 0
+
+
+def test_a_loss_that_is_no_number_is_an_error():
+    turns = BlockRunner(build_small_run(BATCH, loss=lambda output, target: output.sum() * torch.nan))
+    turns.warm_up()
+    with pytest.raises(NonFiniteLossError):
+        turns.take_block()
 
 
 def test_a_plan_that_is_not_in_force_is_an_error():

@@ -10,7 +10,6 @@ from tests.unit.tuner.tuner_cases import USER, build_space, make_row, make_turns
 
 from fulltilt.levers import Facts, find_obstacles
 from fulltilt.records.run_folder import RunFolder
-from fulltilt.stats import compute_proportion_interval
 from fulltilt.stats.alternation import LOOKS
 from fulltilt.tuner.answer.picks import pick
 from fulltilt.tuner.picks.finalists import select_finalists
@@ -244,7 +243,7 @@ def test_where_the_users_own_plan_fails_in_turns_the_fastest_is_recommended_with
         assert "nothing says what it gains" in chosen.rule
 
 
-@pytest.mark.parametrize(("failing", "in_its_place"), [(1, 1), (2, 1), (4, 1), (6, 0)])
+@pytest.mark.parametrize(("failing", "in_its_place"), [(1, 1), (2, 1), (3, 1), (6, 0)])
 def test_a_winner_that_fails_in_turns_gives_way_in_the_race_to_the_next_and_later_to_the_users_own(
     failing, in_its_place
 ):
@@ -271,7 +270,7 @@ def test_a_winner_that_fails_beside_its_parts_gives_way_to_the_settings_as_they_
     assert (proof.best, proof.gain) == (USER, None)
     assert proof.levers == ()
     assert winner not in groups[-1], "its parts end their turns"
-    assert not any(USER in group for group in groups[3:]), "there is nothing to prove"
+    assert len(groups) == 3 + N_EARN, "there is nothing to prove"
 
 
 @pytest.mark.parametrize("own", [1000.0, FAILED])
@@ -370,16 +369,17 @@ def test_everything_ends_though_nothing_takes_time_and_nothing_can_be_told(n_cha
     assert len(groups) <= N_RACE + 2 * LOOKS[-1] + N_EARN
 
 
-def test_equal_plans_are_rarely_called_faster_however_many_were_tried():
-    """The fastest of several was chosen by its luck in the race, which counts in the proof, too."""
-    n, n_wrong = 200, 0
+@pytest.mark.parametrize("noise_pct", [3.0, 15.0])
+def test_equal_plans_are_rarely_called_faster_however_many_were_tried(noise_pct):
+    """The fastest of several had luck in its race. Of 1,000 searches 8 to 15 err; once up to 60 did."""
+    n, n_wrong = 250, 0
     plans = [
         change(num_workers=1),
+        change(num_workers=3),
         change(num_workers=2, worker_threads=2),
         change(threads=2, retain_freed_memory=True),
     ]
     for seed in range(n):
-        noise_pct = (0.5, 2.0, 6.0, 15.0)[seed % 4]
         _, _, picks, _ = search(plans, lambda plan: 1000.0, noise_pct=noise_pct, drift_pct=20.0, seed=seed)
         n_wrong += picks.recommended.trial.plan != USER
-    assert compute_proportion_interval(n_wrong, n)[0] <= 0.05
+    assert n_wrong / n <= 0.03

@@ -57,11 +57,17 @@ def prove(gains_pct, *, limit_s, noisy=BEST, seconds=1.0):
 @pytest.mark.parametrize("limit_s", [10.0, 1000.0])
 def test_a_change_that_may_be_worth_it_takes_more_turns_before_it_is_taken_back(limit_s):
     """A change worth 24 % went because four groups did not prove it and the time for more was over."""
-    proof, groups = prove({"batch_size": 6.0, "precision": 100.0}, limit_s=limit_s)
-    without = USER.replace(precision="bf16")
+    proof, groups = prove({"batch_size": 100.0, "precision": 6.0}, limit_s=limit_s)
+    without = USER.replace(batch_size=64)
     assert proof.best == proof.winner == BEST
     assert N_EARN < sum(without in group for group in groups) <= N_SURE
     assert {effect.names: effect.is_kept for effect in proof.levers} == {("batch_size",): True, ("precision",): True}
+
+
+def test_a_batch_size_needs_no_proof_of_its_own():
+    proof, groups = prove({"batch_size": 6.0, "precision": 100.0}, limit_s=1000.0)
+    assert proof.best == BEST
+    assert sum(USER.replace(precision="bf16") in group for group in groups) == N_EARN
 
 
 def test_what_is_decided_takes_no_further_turns():

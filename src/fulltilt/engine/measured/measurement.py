@@ -79,7 +79,7 @@ def run_measured(
     seen: dict[str, Any] = {}
 
     def check_first(outcome: StepOutcome) -> None:
-        seen["first_loss"] = _read_loss(world.sum(outcome.loss.clone()), 1)
+        seen["first_loss"] = read_loss(world.sum(outcome.loss.clone()), 1)
         seen["observed"] = check_observed(run)
 
     def follow(block: Block) -> None:
@@ -101,7 +101,7 @@ def run_measured(
         peaks: dict[Part, MemoryPeaks] = {"steps": memory.stop()}
         mean = utilization.stop()
     assert steps.last_loss is not None
-    seen["last_loss"] = _read_loss(world.sum(steps.last_loss.clone()), steps.n_done)
+    seen["last_loss"] = read_loss(world.sum(steps.last_loss.clone()), steps.n_done)
     flops = measure_flops(run, steps.take_batch())
     peaks |= rehearsal.play(steps, memory, on_part)
     seen["notes"] = (*rehearsal.notes, *find_reports(run.plan, run.setup))
@@ -190,7 +190,7 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
     return flops.total / count_samples(small), flops.coverage_pct, None
 
 
-def _read_loss(loss: Tensor, step: int) -> float:
+def read_loss(loss: Tensor, step: int) -> float:
     value = float(loss)
     if not math.isfinite(value):
         raise NonFiniteLossError(

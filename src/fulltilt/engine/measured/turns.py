@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.measured.endless_steps import EndlessSteps
-from fulltilt.engine.measured.measurement import check_observed, synchronize_run
+from fulltilt.engine.measured.measurement import check_observed, read_loss, synchronize_run
 from fulltilt.engine.step.train_step import StepOutcome
 from fulltilt.measure import NullTimer
 from fulltilt.measure.nested import count_samples, slice_samples
@@ -69,7 +69,11 @@ class BlockRunner:
             synchronize_run(run)
 
     def take_block(self) -> Block:
-        """Take a block of steps and time it. Device: synchronises at both ends."""
+        """Take a block of steps and time it. Device: synchronises at both ends.
+
+        Raises:
+            NonFiniteLossError: the last loss is a NaN or an infinity.
+        """
         n_steps = max(math.ceil(BLOCK_S / self._step_s), MIN_BLOCK_STEPS)
         n_steps = max(1, min(n_steps, int(MAX_BLOCK_S / self._step_s)))
         for _ in range(N_SETTLING if self._step_s < SLOW_STEP_S else 1):
@@ -87,6 +91,8 @@ class BlockRunner:
         if n_plain := n_done - len(begins_s):
             self._step_s = max(seconds - stalled_s, 0.0) / n_plain or seconds / n_plain
             self._sample_s = seconds / (n_samples - len(begins_s) * self._n_full)
+        assert self._steps.last_loss is not None
+        read_loss(self._steps.last_loss, self._steps.n_done)
         return Block(n_samples=n_samples, seconds=self._bill(n_samples), stalled_s=stalled_s)
 
     def _bill(self, n_samples: int) -> float:

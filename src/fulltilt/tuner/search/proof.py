@@ -19,9 +19,9 @@ from fulltilt.tuner.picks.finalists import find_recommendable
 from fulltilt.tuner.question.space import Space, canonicalize
 from fulltilt.tuner.search.session import Ask, TakeTurns, Wish
 
-N_RACE = 4  # groups of the race at most; who falls behind leaves after the second
+N_RACE = 3  # groups of the race at most; who falls behind leaves after the second
 BEHIND_PCT = 5.0  # of speed: who is as far behind the first leaves
-N_EARN = 3  # groups in which each change is looked at
+N_EARN = 3  # groups in which each change is looked at first
 N_SURE = LOOKS[3]  # groups, though the time is over, before a change or a plan goes that may be worth it
 OVERTIME = 2.0  # times the limit: then not even these
 MAX_WITHOUT = 4  # plans less one change that take turns with the winner at once
@@ -56,7 +56,7 @@ class Proof:
         base: The user's own plan; None where it did not run, so that there is nothing to prove.
         best: The plan that came out ahead so far.
         winner: The one that won the race, with all of its changes.
-        evidence: Of all groups.
+        evidence: Of the groups after a race of several: who wins it had luck in it, too.
     """
 
     def __init__(self, space: Space, rows: Sequence[Trial], finalists: Sequence[Plan], *, limit_s: float):
@@ -71,7 +71,7 @@ class Proof:
         self._fine = {row.plan for row in find_recommendable([r for r in rows if r.status == "ok"], space.memory_gib)}
         has_run = any(row.plan == space.user_plan and row.status == "ok" for row in rows)
         self.base = space.user_plan if has_run else None
-        self.evidence: Evidence[Plan] = Evidence()
+        self.evidence: Evidence[Plan] = Evidence()  # of the race, and anew when that is over
         self.rivals = [plan for plan in finalists if plan != self.base]
         self.best = self.winner = finalists[0] if finalists else space.user_plan
         self._without: dict[tuple[str, ...], Plan] = {}  # what was taken back → the winner without it
@@ -100,8 +100,11 @@ class Proof:
 
     def run(self) -> Steps:
         """Ask for groups until the best plan is known and its gain is decided, or the time is over."""
+        has_choice = len(self.rivals) > 1
         yield from self._race()
         self.winner = self.best
+        if has_choice:
+            self.evidence = Evidence()
         if self.base not in (None, self.best):
             yield from self._earn(self.winner, self.base)
         if self.base not in (None, self.best):
@@ -138,7 +141,8 @@ class Proof:
                 break
             asked, n_groups = dict([*found.items()][start : start + MAX_WITHOUT]), N_EARN
             while asked:
-                arms = yield from self._meet([winner, *asked.values()], n_groups, "the fastest plan, and less of it")
+                plans = [winner, *asked.values(), *([base] if n_groups == N_EARN else [])]
+                arms = yield from self._meet(plans, n_groups, "the fastest plan, and less of it")
                 if winner not in arms:
                     return
                 asked = {names: plan for names, plan in asked.items() if plan in arms}
