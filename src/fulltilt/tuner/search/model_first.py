@@ -38,9 +38,10 @@ class Effort:
 
     n_whole: int = 4  # whole runs that the model chooses,
     min_whole: int = 3  # and of these, whatever it hopes
-    n_polish: int = 6  # plans next to the best, from the last gain on; one for each lever where there are more levers
-    min_polish: int = 3  # of these, whatever the model hopes
-    n_noisy: int = 4  # further plans on a noisy machine, from the last gain on; twice as many together
+    n_polish: int = 9  # plans next to the best, from the last gain on; one for each lever where there are more levers
+    min_polish: int = 5  # of these, whatever the model hopes
+    n_noisy: int = 4  # further plans on a noisy machine, from the last gain on
+    max_whole: int = 14  # whole runs together
     n_curve: int = 5  # batch sizes at which the fast arm is probed
     n_feed: int = 3  # numbers of workers next to the best, where loading is the slower side
     fake_s: float = 30.0  # of the memory pre-pass together: a large model's takes seconds a point
@@ -271,7 +272,7 @@ class _Search:
         that were repeated, one stopped while each run still gained, one step short of where the others ended.
         """
         plans, n_in_vain = self._list_plans(), 0
-        for _ in range(2 * self._effort.n_noisy):
+        while len(self.known.whole) < self._effort.max_whole:
             best = self.known.find_best()
             if best is None or self.known.noise is None or n_in_vain >= self._effort.n_noisy:
                 return

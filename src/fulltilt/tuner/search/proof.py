@@ -56,6 +56,7 @@ class Proof:
         base: The user's own plan; None where it did not run, so that there is nothing to prove.
         best: The plan that came out ahead so far.
         winner: The one that won the race, with all of its changes.
+        is_earned: Whether each change of ``best`` was looked at: not where the budget ended first.
         evidence: Of the groups after a race of several: who wins it had luck in it, too.
     """
 
@@ -74,6 +75,7 @@ class Proof:
         self.evidence: Evidence[Plan] = Evidence()  # of the race, and anew when that is over
         self.rivals = [plan for plan in finalists if plan != self.base]
         self.best = self.winner = finalists[0] if finalists else space.user_plan
+        self.is_earned = True
         self._without: dict[tuple[str, ...], Plan] = {}  # what was taken back → the winner without it
 
     @property
@@ -110,7 +112,8 @@ class Proof:
         if self.base not in (None, self.best):
             yield from self._prove(self.base)
             # Less may be as fast and not be proven in the time; what is proven is then the whole.
-            if self.winner in self._fine and self._is_proven(self.winner) and not self._is_proven(self.best):
+            is_harmless = not changes_learning(_take_batch(self.best, self.winner), self.winner)
+            if is_harmless and self._is_faster(self.winner) and not self._is_faster(self.best):
                 self.best = self.winner
 
     def _race(self) -> Steps:
@@ -134,8 +137,10 @@ class Proof:
         changes = list_changed(base, winner)
         if len(changes) < 2:  # what one change is worth is what the plan is worth
             return
+        self.is_earned = False  # until all is done: the budget may end at any group
         found = {names: self._take_back(winner, base, names) for names in changes}
         found = {names: plan for names, plan in found.items() if plan not in (None, base, winner)}
+        is_complete = False
         for start in range(0, len(found), MAX_WITHOUT):
             if start and self._spent_s > self._limit_s:
                 break
@@ -150,8 +155,11 @@ class Proof:
                 asked, n_groups = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}, 2
                 if self.evidence.count_groups([winner, *asked.values()]) >= self._compute_n_limit(DROP_SHARE, N_EARN):
                     break
+        else:
+            is_complete = True
         idle = [names for names, plan in self._without.items() if not self._is_worth(winner, plan)]
         yield from self._drop(winner, base, sorted(idle, key=lambda names: self._lead_over(winner, names)))
+        self.is_earned = is_complete
 
     def _drop(self, winner: Plan, base: Plan, idle: Sequence[tuple[str, ...]]) -> Steps:
         """Take the winner's idle changes back, the least useful first; two may be idle because of each other."""
@@ -220,17 +228,24 @@ class Proof:
     def _lead_over(self, winner: Plan, names: tuple[str, ...]) -> float:
         return self._compute_lead_pct(winner, self._without[names])
 
-    def _is_proven(self, plan: Plan) -> bool:
-        return self.base is not None and self.evidence.compare(self.base, plan).verdict == "faster"
+    @property
+    def is_proven(self) -> bool:
+        """Whether the best plan is faster than the user's own, and holds nothing unproven that alters learning."""
+        if self.base is None or not self._is_faster(self.best):
+            return False
+        return self.is_earned or not changes_learning(_take_batch(self.base, self.best), self.best)
+
+    def _is_faster(self, plan: Plan) -> bool:
+        return plan in self._fine and self.base is not None and self.evidence.compare(self.base, plan).verdict == "faster"
 
     def _is_worth(self, winner: Plan, without: Plan) -> bool:
         """Whether a change is worth 1 %; one of numerics or recipe has to be proven to gain, too.
 
-        Batch sizes are varied only as far as the user allows, so they need no proof of their own.
+        A batch size needs no proof of its own.
         """
         gain = self.evidence.compare(without, winner)
-        with_batch = without.replace(**{name: winner[name] for name in BATCH})
-        return gain.gain_pct >= WORTH_PCT and (gain.ci_pct[0] > 0 or not changes_learning(with_batch, winner))
+        is_harmless = not changes_learning(_take_batch(without, winner), winner)
+        return gain.gain_pct >= WORTH_PCT and (gain.ci_pct[0] > 0 or is_harmless)
 
     def _is_open(self, winner: Plan, without: Plan) -> bool:
         """Whether a change would be taken back though it may be worth 1 %."""
@@ -242,6 +257,11 @@ class Proof:
 
     def _with_base(self, plans: Sequence[Plan]) -> list[Plan]:
         return [*plans, *([self.base] if self.base is not None else [])]
+
+
+def _take_batch(plan: Plan, other: Plan) -> Plan:
+    """Return a plan with the batch size of another: batch sizes are varied only as far as the user allows."""
+    return plan.replace(**{name: other[name] for name in BATCH})
 
 
 def _read_turns(row: Trial) -> Turns:
