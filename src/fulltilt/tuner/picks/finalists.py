@@ -14,21 +14,20 @@ REACH_PCT = 15.0  # of speed: what single runs may be off by together
 NOISY_REACH_PCT = 40.0
 
 
-def select_finalists(rows: Sequence[Trial], *, limit_gib: float | None, n: int | None = None) -> list[Plan]:
+def select_finalists(rows: Sequence[Trial], *, limit_gib: float | None) -> list[Plan]:
     """Select the fastest plans that may be recommended, and the simplest of those nearly as fast.
 
     Args:
         rows: Whole runs, one a plan.
-        n: At most; as many as the noise of the rows asks for when None.
     """
     fine = find_recommendable([row for row in rows if row.status == "ok"], limit_gib)
     noisy = is_noisy(fine)
-    n = n or (N_NOISY_FINALISTS if noisy else N_FINALISTS)
+    n = N_NOISY_FINALISTS if noisy else N_FINALISTS
     ranked = sorted(fine, key=read_rate, reverse=True)
     least = read_rate(ranked[0]) * (1 - (NOISY_REACH_PCT if noisy else REACH_PCT) / 100) if ranked else 0.0
     close = [row for row in ranked if read_rate(row) >= least]
     chosen = close[:n]
-    if len(close) > n > 1:
+    if len(close) > n:
         chosen[-1] = min(close[n - 1 :], key=lambda row: (*compute_simplicity(row.plan), -read_rate(row)))
     return [row.plan for row in chosen]
 
