@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._shared import build_console, is_import_path, write_json
+from fulltilt.cli._shared import build_console, is_import_path, note_interruption, write_json
 from fulltilt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,15 +63,20 @@ def compare_measured(args: argparse.Namespace) -> int:
     """Train both in turns, and say which is faster."""
     from fulltilt.config import parse_duration_s
     from fulltilt.records import encode
+    from fulltilt.report.gain import say_gain
     from fulltilt.tuner.comparing import LIMIT_S, compare_configs
 
     (a, b), names = _read_configs(args)
     limit_s = LIMIT_S if args.budget is None else parse_duration_s(args.budget)
     console = build_console(to_stderr=args.json == "-")
-    with console.status("starting both") as status:
+    kept = "nothing was measured yet"
+    with note_interruption(lambda: kept), console.status("starting both") as status:
         begin_s = time.monotonic()
 
         def tell(known: Comparison) -> None:
+            nonlocal kept
+            if known.n_groups > 1:
+                kept = f"{say_gain(encode(known), 'B', 'A')}, by the {known.n_groups} groups so far"
             low, high = known.ci_pct
             so_far = f"B {known.gain_pct:+.1f} % ({low:+.0f} to {high:+.0f})" if known.n_groups > 1 else "measuring"
             took = f"{time.monotonic() - begin_s:.0f} of at most {limit_s:.0f} s"
@@ -107,6 +112,7 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
     from fulltilt.records import format_rate
     from fulltilt.report.gain import draw_bar, say_gain
     from fulltilt.report.table import format_value
+    from fulltilt.report.verdict import describe_noise
 
     a, b, comparison = document["a"], document["b"], document["comparison"]
     how = "groups of fresh processes that took turns" if document["takes_turns"] else "rounds of whole processes"
@@ -117,7 +123,7 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
     reach = [rate * (1 + pct / 100) for pct in comparison["ci_pct"]]
     scale = max(rate, b["samples_per_s"], *(end for end in reach if end < 10 * rate))
     for key, side, interval in (("A", a, ()), ("B", b, reach)):
-        shown = rate * (1 + comparison["gain_pct"] / 100) if key == "B" else rate
+        shown = side["samples_per_s"]
         console.print(f"{key}  {draw_bar(shown, scale, interval)}  {format_rate(shown):>9} samples/s  {side['name']}")
     if not document["differences"]:
         console.print("   no setting differs: this is how far the same training is from itself", style="dim")
@@ -125,10 +131,8 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
         console.print(f"   {key}: {format_value(mine)} → {format_value(theirs)}", style="dim")
     if comparison["verdict"] == "undecided":
         console.print("next: a longer --budget, or a quieter machine")
-    if document["waits_passively"]:
-        console.print("the machine was busy: both were measured with threads that sleep while they wait (wait_policy)")
-    elif document["stalled_pct"] >= 1:
-        console.print(f"the machine was busy: {document['stalled_pct']:.0f} % of the time went into steps that stalled")
+    for line in describe_noise(document):
+        console.print(line)
 
 
 def compare_results(args: argparse.Namespace) -> int:

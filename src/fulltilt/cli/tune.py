@@ -163,8 +163,12 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
     """Train both plans in turn, and put the verdict into the result; why there is none is said there too."""
     from fulltilt.report import format_duration
     from fulltilt.tuner.answer.apply import plan_changes
-    from fulltilt.tuner.answer.verify import N_PAIRS, VERIFY_FOLDER, run_verification
+    from fulltilt.tuner.answer.verify import N_PAIRS, VERIFY_FOLDER, add_verification, run_verification
 
+    if result.baseline is None or result.baseline.status != "ok":
+        return _without_verification(
+            result, "the settings as they were did not run: there is nothing to hold it against"
+        )
     settings = plan_changes(result, config, result.picks.best, searched=config).values
     if not settings or result.picks.best.trial.plan == result.user_plan:
         return _without_verification(result, "the recommended plan is the user's own: there is nothing to compare")
@@ -190,9 +194,7 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
         )
     except (TrainingError, StorageError) as error:
         return _without_verification(result, str(error))
-    reasons = dict(result.null_reasons)
-    reasons.pop("verification", None)
-    return dataclasses.replace(result, verification=verification, null_reasons=reasons)
+    return add_verification(result, verification)
 
 
 def _without_verification(result: TuneResult, reason: str) -> TuneResult:
@@ -232,13 +234,11 @@ def suggest_apply(args: argparse.Namespace, result: TuneResult, config: Config) 
 def print_details(console: Console, document: Mapping[str, Any]) -> None:
     """Print the table, the picks with their rules, and the notes."""
     from fulltilt.report.summary import (
-        PICK_TITLES,
         describe_advice,
         describe_hints,
         describe_marks,
-        describe_pick,
-        describe_same_pick,
         describe_search,
+        list_picks,
     )
     from fulltilt.report.table import build_trials_table
     from fulltilt.report.verdict import describe_epoch
@@ -255,15 +255,9 @@ def print_details(console: Console, document: Mapping[str, Any]) -> None:
     if legend:
         console.print(legend, style="dim")
     print_section("Search", [describe_search(document), *describe_epoch(document)])
-    shown: dict[str, Mapping[str, Any]] = {}
-    for name, title in PICK_TITLES.items():
-        pick = document["picks"].get(name)
-        if not pick:
-            continue
+    for title, _, lines in list_picks(document):
         console.print(f"\n{title}", style="bold")
-        first = shown.setdefault(pick["id"], pick)
-        same = [f"the same plan; {describe_same_pick(pick, first)}"] if first is not pick else None
-        for line in same or describe_pick(pick, document["trials"]):
+        for line in lines:
             console.print(f"  {line}")
     print_section("Notes", [*describe_hints(document), *document.get("notes", ())])
     print_section("What would make it faster still", describe_advice(document))
@@ -290,9 +284,8 @@ def apply_picked(args: argparse.Namespace, result: TuneResult, searched: Config)
 
     path, picks = args.apply, result.picks
     pick = picks.best if args.apply_unproven else picks.recommended
-    doubt = "no gain is proven" if picks.unproven is not None else ""
-    if result.verification is not None and result.verification.verdict == "learns worse":
-        doubt = "the fastest plan learned worse"
+    has_worse = result.verification is not None and result.verification.verdict == "learns worse"
+    doubt = "" if picks.unproven is None else "the fastest plan learned worse" if has_worse else "no gain is proven"
     if doubt and not args.apply_unproven:
         return [f"{path} stays as it is: {doubt} (--apply-unproven writes the best other plan all the same)"]
     applied = apply_result(result, path, pick=pick, searched=searched)

@@ -1,6 +1,5 @@
 """Say and draw how much faster one setting is than another: the same words and bars for every command."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,29 +11,22 @@ def say_gain(comparison: Mapping[str, Any], what: str, base: str) -> str:
     """Say in one sentence what a comparison found: ``B is 1.22 × as fast as A (1.16 to 1.28)``."""
     verdict, low_pct, high_pct = comparison["verdict"], *comparison["ci_pct"]
     if verdict in ("faster", "slower"):
-        speedup, interval = format_speedup(comparison["gain_pct"]), format_interval(comparison["ci_pct"])
-        return f"{what} is {speedup} as fast as {base} ({interval})"
+        return f"{what} is {say_speedup(comparison, f'as fast as {base}')}"
     if verdict == "equal":
         return f"{what} is as fast as {base}, within {max(-low_pct, high_pct):.1f} %"
-    if not math.isfinite(high_pct):
-        return f"not decided whether {what} or {base} is faster: too little was measured"
     return f"not decided whether {what} is faster than {base}: between {_say_side(low_pct)} and {_say_side(high_pct)}"
 
 
-def format_speedup(gain_pct: float) -> str:
-    """Format a gain as a factor: ``1.22 ×``."""
-    return f"{_format_factor(1 + gain_pct / 100)} ×"
-
-
-def format_interval(ci_pct: Sequence[float]) -> str:
-    """Format the interval of a gain as factors: ``1.16 to 1.28``."""
-    return " to ".join(_format_factor(1 + pct / 100) for pct in ci_pct)
+def say_speedup(gain: Mapping[str, Any], what: str = "") -> str:
+    """Say how many times as fast something is, with the interval: ``1.22 × as fast (1.16 to 1.28)``."""
+    factor, low, high = (_format_factor(1 + pct / 100) for pct in (gain["gain_pct"], *gain["ci_pct"]))
+    return f"{factor} × {what} ({low} to {high})" if what else f"{factor} × ({low} to {high})"
 
 
 def format_gain(gain_pct: float) -> str:
     """Format a gain with its sign: ``+22 %``, ``+0.4 %``, ``−3 %``; from twice on as a factor."""
     if 1 + gain_pct / 100 >= MANY:
-        return format_speedup(gain_pct)
+        return f"{_format_factor(1 + gain_pct / 100)} ×"
     size = abs(gain_pct)
     return (
         f"{'−' if gain_pct < 0 else '+'}{size:.0f} %" if size >= 9.95 else f"{'−' if gain_pct < 0 else '+'}{size:.1f} %"

@@ -1,25 +1,22 @@
 """Build the page of a search from its JSON document: one file, nothing fetched; its script only sorts the table."""
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any
 
-from fulltilt.levers import load_catalogue
 from fulltilt.records import format_bytes, format_gib
+from fulltilt.report.gain import say_speedup
 from fulltilt.report.summary import (
-    PICK_TITLES,
     Document,
     count,
     describe_advice,
     describe_hints,
     describe_marks,
-    describe_pick,
     describe_plan,
-    describe_same_pick,
     describe_search,
     describe_verification,
+    list_picks,
     name_picks,
     read_recommended,
 )
@@ -32,20 +29,15 @@ from fulltilt.report.table import (
     mark_busy,
     read_memory_gib,
 )
-from fulltilt.report.tune_charts import (
-    FIGURES,
-    draw_finalists,
-    draw_verification,
-    list_finalists,
-    name_sides,
-    say_speedup,
-)
+from fulltilt.report.tune_charts import FIGURES, draw_finalists, draw_verification
+from fulltilt.report.turns import list_finalists, list_settings, name_sides
 from fulltilt.report.verdict import (
     describe_epoch,
     describe_learning_rate,
     describe_noise,
     describe_saving,
     describe_verdict,
+    is_worth_taking,
     list_next,
 )
 from fulltilt.stats.alternation import CONFIDENCE
@@ -65,7 +57,9 @@ def build_tune_html(document: Document) -> str:
         f'<h2>What was measured</h2><div class="charts">{"".join(figures)}</div>' if figures else "",
         f"<h2>All {count(len(rows), 'row')}, the fastest first</h2>",
         _build_rows(rows, document),
-        build_fold("Picks and their rules", _list_picks(document)),
+        build_fold(
+            "Picks and their rules", [f"{title}: {id}, {'; '.join(said)}" for title, id, said in list_picks(document)]
+        ),
         build_fold("Notes", [*describe_hints(document), *document.get("notes", ())]),
         build_fold("What would make it faster still", describe_advice(document, in_full=True)),
         build_fold("How the search went", [describe_search(document), *describe_epoch(document)]),
@@ -84,7 +78,7 @@ def _build_first_part(document: Document) -> str:
     said = [
         *describe_saving(document),
         *describe_learning_rate(document),
-        *describe_noise(document),
+        *describe_noise(document["search"]),
         *(f"next: {line}" for line in list_next(document)),
     ]
     lines = f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in said)}</ul>" if said else ""
@@ -102,17 +96,16 @@ def _build_first_part(document: Document) -> str:
 def _build_diff(document: Document) -> str:
     """Show what the plan that came out ahead has other than the user's, as lines of a configuration."""
     pick = document["picks"].get("unproven") or read_recommended(document)
-    plan, own, lines = pick.get("plan") or {}, document.get("user_plan") or {}, []
-    for name, lever in load_catalogue().items():
-        if own and name in plan and plan[name] != own.get(name):
-            for tag, sign, value in (("del", "-", own.get(name)), ("ins", "+", plan[name])):
-                said = value if isinstance(value, str) else json.dumps(value)
-                lines.append(f"<{tag}>{sign} {escape(f'{lever.key}: {said}')}</{tag}>")
+    own = document.get("user_plan")
+    lines = [
+        f"<del>- {escape(f'{key}: {before}')}</del><ins>+ {escape(f'{key}: {after}')}</ins>"
+        for key, before, after in (list_settings(own, pick.get("plan") or {}) if own else ())
+    ]
     if not lines:
         return ""
     changes = pick.get("changes") or {}
     said = "; ".join(f"{kind}: {'; '.join(changes[kind])}" for kind in changes if changes[kind])
-    title = "The change" if pick is not document["picks"].get("unproven") else "The change, not proven"
+    title = "The change" if is_worth_taking(document) else "The change, not recommended"
     return build_figure(title, f'<pre class="diff">{"".join(lines)}</pre>{_note(said)}')
 
 
@@ -164,22 +157,6 @@ def describe_machine(machine: Mapping[str, Any]) -> str:
     return " · ".join(parts) or "machine unknown"
 
 
-def _list_picks(document: Document) -> list[str]:
-    """List each pick with its rule; one whose plan was listed before in short."""
-    lines: list[str] = []
-    shown: dict[str, str] = {}
-    for key, title in PICK_TITLES.items():
-        pick = document["picks"].get(key)
-        if not pick:
-            continue
-        said = "; ".join(describe_pick(pick, document["trials"]))
-        if (first := shown.setdefault(pick["id"], key)) != key:
-            same = describe_same_pick(pick, document["picks"][first])
-            said = f"the same plan as {PICK_TITLES[first].lower()}; {same}"
-        lines.append(f"{title}: {pick['id']}, {said}")
-    return lines
-
-
 def _note(said: str | None) -> str:
     return f'<p class="note">{escape(said)}</p>' if said else ""
 
@@ -216,7 +193,7 @@ def _describe_probe(probe: Row) -> str:
 def _build_rows(rows: Sequence[Row], document: Document) -> str:
     """Build the table: the fastest first, then what did not run, in the order they ran."""
     picked, sides = name_picks(document), name_sides(document)
-    gains = {row["id"]: say_speedup(gain) for row, _, gain in list_finalists(document)}
+    gains = {row["id"]: say_speedup(row["gain"]) for row in list_finalists(document)}
     columns = [Column(title="id", cell=lambda row: f"{row['id']} {sides.get(row['id'], '')}".strip())]
     if gains:
         columns.append(Column(title="× yours, in turns", cell=lambda row: gains.get(row["id"], "")))

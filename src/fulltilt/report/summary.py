@@ -1,6 +1,6 @@
 """Say what a search found: the same lines for the terminal and for the page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fulltilt.levers import load_catalogue
@@ -76,6 +76,18 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
     changes = pick.get("changes") or {}
     lines += [f"changes the {kind}: {'; '.join(changes[kind])}" for kind in changes if changes[kind]]
     return lines + [f"note: {note}" for note in pick.get("notes") or ()]
+
+
+def list_picks(document: Document) -> Iterator[tuple[str, str, list[str]]]:
+    """List title, row and lines of each pick; of one whose plan was listed before only what differs."""
+    shown: dict[str, str] = {}
+    for name, title in PICK_TITLES.items():
+        if pick := document["picks"].get(name):
+            first, lines = shown.setdefault(pick["id"], name), describe_pick(pick, document["trials"])
+            if first != name:
+                same = describe_same_pick(pick, document["picks"][first])
+                lines = [f"the same plan as {PICK_TITLES[first].lower()}; {same}"]
+            yield title, pick["id"], lines
 
 
 def describe_same_pick(pick: Mapping[str, Any], shown: Mapping[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """Draw what a search found from its JSON document; a figure that cannot be drawn from it is empty."""
 
-import math
 import statistics
 from collections.abc import Callable, Mapping
 
@@ -14,12 +13,10 @@ from fulltilt.report.charts import (
     build_dot_chart,
     build_scatter_chart,
 )
-from fulltilt.report.gain import format_gain, format_interval, format_speedup
-from fulltilt.report.summary import Document, describe_plan, read_recommended
+from fulltilt.report.gain import format_gain, say_speedup
+from fulltilt.report.summary import Document, describe_plan
 from fulltilt.report.table import Row, format_throughput, format_value, read_memory_gib
-from fulltilt.report.turns import list_ratios, read_turns
-from fulltilt.stats import Comparison
-from fulltilt.stats.alternation import compare_pairs
+from fulltilt.report.turns import list_changed, list_finalists, name_sides, read_turns
 
 NOISY = 1.1  # times as fast as another run of the same plan: then the runs are drawn
 MAX_LIMIT_SHARE = 3  # of the largest memory: a limit further away would press the points together
@@ -34,67 +31,31 @@ PHASE_COLOURS = {
 }
 
 
-def name_sides(document: Document) -> dict[str, str]:
-    """Map row ids to what they are: ``yours``, and ``pick`` or, where it is not recommended, ``other``.
-
-    Where no plan came out ahead, the other one is that which came nearest.
-    """
-    own, pick = document.get("baseline") or {}, read_recommended(document)
-    row = document["picks"].get("unproven") or pick
-    if own and row.get("id") == own["id"]:
-        row = next((row for row, *_ in list_finalists(document)), row)
-    sides = {row.get("id"): "pick" if row.get("id") == pick.get("id") else "other", own.get("id"): "yours"}
-    return {id: name for id, name in sides.items() if id}
-
-
-def list_finalists(document: Document) -> list[tuple[Row, list[float], Comparison]]:
-    """List the rows that took turns with the user's own: their gains in percent, group by group; the fastest first."""
-    base = document.get("baseline")
-    found: list[tuple[Row, list[float], Comparison]] = []
-    for row in document["trials"]:
-        ratios = list_ratios(document, row["plan"])
-        if base and row["id"] != base["id"] and len(ratios) > 1:
-            gains_pct = [100 * (ratio - 1) for ratio in ratios]
-            found.append((row, gains_pct, compare_pairs([math.log(ratio) for ratio in ratios])))
-    return sorted(found, key=lambda finalist: -finalist[2].gain_pct)
-
-
 def draw_finalists(document: Document) -> str:
     """Draw each plan that took turns with the user's own by how much faster it was."""
     names, base, finalists = name_sides(document), document.get("baseline") or {}, list_finalists(document)
-    if not finalists:
+    if not base or not finalists:
         return ""
     dots = [Dot(label=f"yours {base['id']}", figure="1 ×", value=0.0, detail=describe_plan(base["plan"]))]
-    finalists.sort(key=lambda finalist: finalist[0]["id"] not in names)
-    for row, gains_pct, gain in finalists[:MAX_FINALISTS]:
-        name = names.get(row["id"], "")
+    finalists.sort(key=lambda row: row["id"] not in names)
+    for row in finalists[:MAX_FINALISTS]:
+        name, changed = names.get(row["id"], ""), sum(list_changed(base["plan"], row["plan"]), ())
         dots.append(
             Dot(
                 label=f"{name} {row['id']}".strip(),
-                figure=say_speedup(gain),
-                value=gain.gain_pct,
-                detail=describe_changes(base, row),
-                interval=gain.ci_pct,
-                runs=gains_pct,
+                figure=say_speedup(row["gain"]),
+                value=row["gain"]["gain_pct"],
+                detail=", ".join(f"{lever} {format_value(row['plan'][lever])}" for lever in changed),
+                interval=row["gain"]["ci_pct"],
+                runs=row["gains_pct"],
                 marked=bool(name),
             )
         )
     return build_dot_chart(dots, x_title="samples/s over your settings", rule=0.0, format_tick=format_pct)
 
 
-def describe_changes(base: Row, row: Row) -> str:
-    """Say what a plan has other than the user's: ``num_workers 2, precision bf16``."""
-    own = base.get("plan") or {}
-    return ", ".join(f"{name} {format_value(v)}" for name, v in row["plan"].items() if v != own.get(name))
-
-
 def format_pct(pct: float) -> str:
     return "0" if abs(pct) < 1e-9 else f"{'−' if pct < 0 else '+'}{abs(pct):,.6g} %"
-
-
-def say_speedup(gain: Comparison) -> str:
-    """Say how many times as fast a plan is, with the interval: ``1.22 × (1.16 to 1.28)``."""
-    return f"{format_speedup(gain.gain_pct)} ({format_interval(gain.ci_pct)})"
 
 
 def draw_levers(document: Document) -> str:
@@ -104,8 +65,6 @@ def draw_levers(document: Document) -> str:
     for effect in sorted(effects, key=lambda effect: -effect["gain"]["gain_pct"]):
         gain, pairs = effect["gain"], zip(effect["names"], effect["before"], effect["after"], strict=True)
         low, high = gain["ci_pct"]
-        if low is None or high is None:
-            continue
         dots.append(
             Dot(
                 label=", ".join(f"{name}: {format_value(a)} → {format_value(b)}" for name, a, b in pairs),

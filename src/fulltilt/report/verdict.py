@@ -1,19 +1,15 @@
 """Say what came of a search: one sentence, and the screen that ends ``fulltilt tune``."""
 
-import json
-import math
 import statistics
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fulltilt.levers import load_catalogue
 from fulltilt.records import format_gib, format_rate
-from fulltilt.report.gain import MANY, draw_bar, format_gain, format_interval, format_speedup
+from fulltilt.report.gain import MANY, draw_bar, format_gain, say_speedup
 from fulltilt.report.summary import Document, count, format_duration, read_recommended
 from fulltilt.report.table import format_value, read_memory_gib
-from fulltilt.report.turns import list_ratios, read_turns
-from fulltilt.stats.alternation import STALLED_PCT, compare_pairs
+from fulltilt.report.turns import BATCH, find_other, has_stalled, list_changed, list_settings, read_turns
 
 WIDTH, N_LINES = 100, 24  # of the screen
 N_CHANGES = 6  # that are shown; of more it says how many
@@ -23,7 +19,6 @@ LABEL = 9  # columns before a line's text
 WORTH = 52  # columns before what a change is worth
 BAR = 32  # columns
 TELLING_PCT = 300.0  # an interval that reaches further says only that too little was measured
-BATCH = ("batch_size", "accumulate")  # one choice: their product is what an update sees
 DEFAULT = "fulltilt's default"
 
 
@@ -31,18 +26,18 @@ def describe_verdict(document: Document) -> str:
     """Say in one sentence what to do, and what that was measured to gain."""
     pick, savings = read_recommended(document), document.get("savings")
     if pick.get("proven"):
-        gain = pick["gain"]
-        speedup, interval = format_speedup(gain["gain_pct"]), f"({format_interval(gain['ci_pct'])})"
-        if learns_worse(document):
-            return f"Keep your settings: the fastest plan is {speedup} as fast {interval}, but learned worse."
-        where = "On this machine, as busy as it is: " if _read_stalled_pct(document) >= STALLED_PCT else ""
-        return f"{where}{speedup} as fast as your settings {interval}, proven; {_say_learning(document, pick)}."
+        where = "On this machine, as busy as it is: " if has_stalled(document["search"].get("stalled_pct")) else ""
+        fast = say_speedup(pick["gain"], "as fast as your settings")
+        return f"{where}{fast}, proven; {_say_learning(document, pick)}."
+    other = document["picks"].get("unproven") or pick
+    if learns_worse(document) and other["gain"]["verdict"] == "faster":
+        return f"Keep your settings: the fastest plan is {say_speedup(other['gain'], 'as fast')}, but learned worse."
     if not savings:
         return _describe_unknown(document, pick)
     if savings["verdict"] == "same plan":
         has_other = any(row["status"] == "ok" and row["id"] != pick["id"] for row in document["trials"])
         return f"Keep your settings: no other plan {'came out faster' if has_other else 'ran to its end'}."
-    low_pct, high_pct = (document["picks"].get("unproven") or pick)["gain"]["ci_pct"]
+    low_pct, high_pct = other["gain"]["ci_pct"]
     best = "the best other plan is"
     if savings["verdict"] == "equal":
         return f"Keep your settings: {best} as fast, within {max(-low_pct, high_pct):.1f} %."
@@ -51,10 +46,6 @@ def describe_verdict(document: Document) -> str:
     if high_pct > TELLING_PCT:
         return "Keep your settings, no gain is proven: too little was measured to tell."
     return f"Keep your settings, no gain is proven: {best} {_say_range(low_pct, high_pct)}."
-
-
-def _read_stalled_pct(document: Document) -> float:
-    return document["search"].get("stalled_pct") or 0.0
 
 
 def learns_worse(document: Document) -> bool:
@@ -105,12 +96,12 @@ def build_screen(document: Document, *, files: str = "", apply: str = "", source
         "",
         *_list_sides(document, other, "pick" if is_better else "other"),
         "",
-        *_label("assumed", describe_assumed(document, source=source)),
+        *_label("assumed", describe_origins(document.get("workload"), document.get("user_plan"), source=source)),
         *_label("change" if is_better else "differs", list_changes(document)),
         *_label("saves", describe_saving(document)),
-        *_label("lr", describe_learning_rate(document) if is_better else ()),
+        *_label("lr", describe_learning_rate(document)),
         *_label("checked", describe_trainings(document)),
-        *_label("noise", describe_noise(document)),
+        *_label("noise", describe_noise(document["search"])),
         *_label("next", list_next(document, source=source)),
         *_label("apply", [apply] if apply and is_better else ()),
     ]
@@ -119,9 +110,9 @@ def build_screen(document: Document, *, files: str = "", apply: str = "", source
 
 
 def is_worth_taking(document: Document) -> bool:
-    """Whether the recommended plan is proven, or runs where the user's own fails; and was not seen to learn worse."""
+    """Whether the recommended plan is proven, or runs where the user's own fails."""
     has_failed = (document.get("baseline") or {"status": "ok"})["status"] != "ok"
-    return bool(read_recommended(document).get("proven") or has_failed) and not learns_worse(document)
+    return bool(read_recommended(document).get("proven") or has_failed)
 
 
 def _label(name: str, texts: Iterable[str]) -> Iterator[str]:
@@ -133,36 +124,6 @@ def _label(name: str, texts: Iterable[str]) -> Iterator[str]:
         for line in (*(f"{line}{end}" for line in lines), last):
             yield f"{name:<{LABEL}}{line}"
             name = ""
-
-
-def find_other(document: Document) -> Mapping[str, Any] | None:
-    """Find the row of the plan that the user's own is shown against; None where no other took turns with it.
-
-    Where none came out ahead it is the one that came nearest.
-    """
-    pick, own = read_recommended(document), document.get("user_plan")
-    if document["picks"].get("unproven") or pick.get("plan") != own:
-        return document["picks"].get("unproven") or pick
-    rows = {row["id"]: row for row in document["trials"] if row["status"] == "ok" and row["plan"] != own}
-    gains = {id: gain for id, row in rows.items() if (gain := compare_turns(document, row["plan"]))}
-    if not gains:
-        return None
-    best = max(gains, key=lambda id: gains[id]["gain_pct"])
-    return rows[best] | {"gain": gains[best]}
-
-
-def compare_turns(document: Document, plan: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Compare a plan with the user's own by the turns that both took; None where there are less than two groups."""
-    ratios = list_ratios(document, plan)
-    if len(ratios) < 2:
-        return None
-    found = compare_pairs([math.log(ratio) for ratio in ratios])
-    return {
-        "verdict": found.verdict,
-        "gain_pct": found.gain_pct,
-        "ci_pct": list(found.ci_pct),
-        "n_groups": found.n_groups,
-    }
 
 
 def _list_sides(document: Document, other: Mapping[str, Any] | None, name: str) -> Iterator[str]:
@@ -199,18 +160,15 @@ def _say_memory(row: Mapping[str, Any]) -> str:
     return "" if memory_gib is None else f" {format_gib(memory_gib):>10}"
 
 
-def describe_assumed(document: Document, *, source: str = "") -> list[str]:
+def describe_origins(
+    workload: Mapping[str, Any] | None, plan: Mapping[str, Any] | None, *, source: str = ""
+) -> list[str]:
     """Say what was taken as the user's own without being written down, from where, and how to say it.
 
     Args:
         source: What was searched, as the command names it.
     """
-    workload, plan = document.get("workload") or {}, document.get("user_plan") or {}
-    return describe_origins(workload, plan, source=source)
-
-
-def describe_origins(workload: Mapping[str, Any], plan: Mapping[str, Any], *, source: str = "") -> list[str]:
-    """Do the same from the parts of a document, before there is one."""
+    workload, plan = workload or {}, plan or {}
     origins, rate = workload.get("taken_from") or {}, workload.get("learning_rate")
     values = {
         "batch_size": f"batch_size {plan.get('batch_size')}",
@@ -231,13 +189,11 @@ def describe_origins(workload: Mapping[str, Any], plan: Mapping[str, Any], *, so
 
 def list_changes(document: Document) -> list[str]:
     """List what the other plan has otherwise than the user's, each with what it was measured to be worth."""
-    other, own, catalogue = find_other(document) or {}, document.get("user_plan") or {}, load_catalogue()
+    other, own = find_other(document) or {}, document.get("user_plan") or {}
     plan, effects = other.get("plan") or {}, document.get("levers") or ()
     worth = {name: effect["gain"] for effect in effects for name in effect["names"]}
-    changed = [name for name in catalogue if name in plan and plan[name] != own.get(name)]
-    groups = [names for names in (tuple(n for n in changed if n in BATCH),) if names]
     lines = []
-    for names in (*groups, *((name,) for name in changed if name not in BATCH)):
+    for names in list_changed(own, plan):
         text = ", ".join(f"{name}: {format_value(own.get(name))} → {format_value(plan[name])}" for name in names)
         text += _say_kinds(names, other)
         gain = worth.get(names[0])
@@ -270,7 +226,7 @@ def _say_kinds(names: Sequence[str], row: Mapping[str, Any]) -> str:
 def _say_worth(gain: Mapping[str, Any]) -> str:
     low, high = gain["ci_pct"]
     if 1 + gain["gain_pct"] / 100 >= MANY:
-        return f"{format_gain(gain['gain_pct'])} ({format_interval(gain['ci_pct'])})"
+        return say_speedup(gain)
     digits = 1 if max(abs(low), abs(high)) < 9.95 else 0
     return f"{format_gain(gain['gain_pct'])} ({low:+.{digits}f} to {high:+.{digits}f})".replace("-", "−")
 
@@ -309,15 +265,18 @@ def describe_trainings(document: Document) -> list[str]:
     return [*lines, f"{time}, which does not confirm the saving" if is_claimed and low <= 0 else time]
 
 
-def describe_noise(document: Document) -> list[str]:
-    """Say what disturbed the comparison, where something did."""
-    search, lines = document["search"], []
-    stalled_pct = _read_stalled_pct(document)
-    if stalled_pct >= STALLED_PCT:
-        lines.append(f"the machine was busy: a plan spent up to {stalled_pct:.0f} % of its time in stalls")
-    if search.get("waits_passively"):
+def describe_noise(turns: Mapping[str, Any]) -> list[str]:
+    """Say what disturbed a comparison, where something did.
+
+    Args:
+        turns: The ``search`` of a document, or what ``fulltilt compare`` measured.
+    """
+    lines = []
+    if has_stalled(turns.get("stalled_pct")):
+        lines.append(f"the machine was busy: a plan spent up to {turns['stalled_pct']:.0f} % of its time in stalls")
+    if turns.get("waits_passively"):
         lines.append("the machine was busy: plans took turns with threads that sleep while they wait (wait_policy)")
-    if search.get("takes_turns") is False:
+    if turns.get("takes_turns") is False:
         lines.append("the plans could not live at the same time: whole runs in turn, which drift disturbs more")
     return lines
 
@@ -332,26 +291,19 @@ def list_next(document: Document, *, source: str = "") -> list[str]:
     advice = (document.get("advice") or {}).get("levers") or ()
     missing = dict.fromkeys(_name_missing(document, part) for part in advice if part["state"] == "not in the space")
     lines = []
-    if _read_stalled_pct(document) >= STALLED_PCT or search.get("waits_passively"):
+    if has_stalled(search.get("stalled_pct")) or search.get("waits_passively"):
         lines.append("search again when the machine is quiet, with --out and a new folder")
     elif search.get("stopped_by_budget"):
         lines.append("a larger --budget: this one ended the search early; the same command goes on from here")
     elif savings.get("verdict") == "undecided" and source and " " not in source:
-        words = " ".join(_list_words(document))
+        changed = list_settings(document.get("user_plan") or {}, (find_other(document) or {}).get("plan") or {})
+        words = " ".join(f"{key}={value}" for key, _, value in changed)
         lines += [f"to decide it, {DECIDE} at most:", f"fulltilt compare {source} {words} --budget {DECIDE}"]
     if learns_worse(document) or savings.get("verdict") == "undecided":
         lines.append("--apply FILE --apply-unproven writes the other plan all the same")
     if missing:
         lines.append(f"not tried: {', '.join(missing)}; benchmark.levers in the configuration adds them")
     return lines[:N_NEXT]
-
-
-def _list_words(document: Document) -> Iterator[str]:
-    """List what the other plan has otherwise as the words of a command: ``data.num_workers=2``."""
-    own, catalogue = document.get("user_plan") or {}, load_catalogue()
-    for name, value in ((find_other(document) or {}).get("plan") or {}).items():
-        if name in catalogue and value != own.get(name):
-            yield f"{catalogue[name].key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _name_missing(document: Document, part: Mapping[str, Any]) -> str:
@@ -373,8 +325,8 @@ def describe_epoch(document: Document) -> list[str]:
 
 
 def describe_learning_rate(document: Document) -> list[str]:
-    """Say how the learning rate follows the effective batch, where it does."""
-    rate = document.get("learning_rate") or {}
-    if rate.get("from") is None or rate.get("to") is None or rate["from"] == rate["to"]:
+    """Say how the learning rate follows the effective batch, where a plan with another one is recommended."""
+    rate = document.get("learning_rate") if is_worth_taking(document) else None
+    if not rate or rate.get("from") is None or rate.get("to") is None or rate["from"] == rate["to"]:
         return []
     return [f"learning rate {rate['from']:g} → {rate['to']:g} by the {rate['rule']} rule: the effective batch changed"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.config import Config, plan_of
-from fulltilt.errors import NoPlanError
+from fulltilt.errors import NoPlanError, TrainingError
 from fulltilt.hardware import read_machine
 from fulltilt.records import VERSION, Machine, Plan, TrialRequest
 from fulltilt.records.settings import flatten_settings
@@ -20,11 +20,12 @@ from fulltilt.tuner.trials.live import ArmFailedError, GroupRunner
 from fulltilt.tuner.trials.trial import refuse_inside_trial
 
 LIMIT_S = 60.0
+LAST_LINES = 5  # of the log of processes that cannot start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedSide:
-    """One of the two configurations, and its speed in its turns."""
+    """One of the two configurations, and its speed in turns: A's own, and that times what B gains."""
 
     name: str
     plan: Plan
@@ -71,6 +72,7 @@ def compare_configs(
 
     Raises:
         NoPlanError: one of them cannot be trained; says which and why. UsageError: called inside a trial.
+        TrainingError: no process can be started.
     """
     refuse_inside_trial("fulltilt.compare")
     machine = read_machine()
@@ -87,15 +89,16 @@ def compare_configs(
             shown = dict(zip("ab", names, strict=True))[str(error.name)]
             reason = error.reason.partition(" (log: ")[0]
             raise NoPlanError(f"{shown} cannot be trained here ({error.status}): {reason}") from None
-    sides = {
-        key: ComparedSide(name=name, plan=requests[key].plan, samples_per_s=evidence.estimate_rate(key))
-        for key, name in zip("ab", names, strict=True)
-    }
+        except TrainingError as error:  # the log that it names goes with the folder
+            said, _, log = str(error).partition(" (log: ")
+            words = Path(log.removesuffix(")")).read_text(errors="replace").split("\n") if log else []
+            raise TrainingError("\n".join((said, *filter(None, words[-LAST_LINES:])))) from None
+    rate, found = evidence.estimate_rate("a"), evidence.compare("a", "b")
     mine, theirs = (dict(flatten_settings(config.to_values())) for config in (a, b))
     return ConfigComparison(
-        a=sides["a"],
-        b=sides["b"],
-        comparison=evidence.compare("a", "b"),
+        a=ComparedSide(name=names[0], plan=requests["a"].plan, samples_per_s=rate),
+        b=ComparedSide(name=names[1], plan=requests["b"].plan, samples_per_s=rate * found.speedup),
+        comparison=found,
         differences={
             key: (mine.get(key), theirs.get(key))
             for key in dict.fromkeys((*mine, *theirs))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fulltilt.cli import run_command
+from fulltilt.errors import TrainingError
 from fulltilt.records import Evidence
 from fulltilt.stats import Turns, alternation
 from fulltilt.tuner import comparing
@@ -18,7 +19,7 @@ SHORT = ["--budget", "0.0001s"]  # four groups
 
 
 class FakeRunner:
-    """Answers each group with the next ratio of B to A; an Evidence is how B failed."""
+    """Answers each group with the next ratio of B to A; an Evidence is how B failed, an exception is raised."""
 
     takes_turns, waits_passively = True, False
 
@@ -30,6 +31,8 @@ class FakeRunner:
         ratio = next(self.ratios)
         if isinstance(ratio, Evidence):
             raise ArmFailedError("b", ratio, Path("b.log"))
+        if isinstance(ratio, BaseException):
+            raise ratio
         return {
             name: Turns(samples_per_s=rate, stalled_pct=self.stalled_pct)
             for name, rate in (("a", self.rate), ("b", self.rate * ratio))
@@ -74,6 +77,44 @@ def test_the_answer_is_one_sentence_with_its_interval_and_what_it_rests_on(run, 
     assert not any("busy" in line for line in rest)
 
 
+def test_the_document_gives_b_the_speed_that_the_screen_shows(run):
+    """B's own median stood there, which is not A's times the gain that was compared."""
+    _, out, err, _ = run(DIGITS, "data.batch_size=32", *SHORT, "--json", "-", ratios=(1.2, 1.3, 1.31, 1.9))
+    document = json.loads(out)
+    rate, gain_pct = document["b"]["samples_per_s"], document["comparison"]["gain_pct"]
+    assert rate == pytest.approx(document["a"]["samples_per_s"] * (1 + gain_pct / 100))
+    assert rate != pytest.approx(1305.0)
+    assert f"{rate:,.0f} samples/s" in err
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ([KeyboardInterrupt()], "nothing was measured yet"),
+        (
+            [1.2, 1.3, 1.4, KeyboardInterrupt()],
+            "not decided whether B is faster than A: between",
+        ),
+    ],
+)
+def test_what_is_known_so_far_is_said_where_it_is_interrupted(run, ratios, said):
+    """Ctrl-C after a minute of groups lost all of them."""
+    code, out, err, _ = run(DIGITS, "data.batch_size=32", "--budget", "9s", ratios=ratios)
+    assert (code, out) == (130, "")
+    assert said in err
+
+
+def test_processes_that_cannot_start_say_why_since_their_log_goes_with_its_folder(run, tmp_path):
+    log = tmp_path / "zygote.log"
+    log.write_text("Traceback\nOSError: libtorch is cut\n")
+    fault = TrainingError(f"trial processes cannot start: it ended with exit code 1 (log: {log})")
+    code, _, err, _ = run(DIGITS, "data.batch_size=32", *SHORT, ratios=[fault])
+    assert code == fault.exit_code
+    assert "it ended with exit code 1" in err
+    assert "OSError: libtorch is cut" in err
+    assert "log:" not in err
+
+
 def test_bars_are_as_long_as_the_rates(run):
     _, out, _, _ = run(DIGITS, "data.batch_size=32", *SHORT, ratios=(2.0, 2.0, 2.0, 2.0))
     shorter, longer = (line.count("█") for line in out.splitlines()[1:3])
@@ -84,7 +125,8 @@ def test_a_machine_that_was_busy_is_said_and_so_is_that_nothing_differs(run):
     _, out, _, runner = run(DIGITS, DIGITS, *SHORT, ratios=(1.0, 1.001, 1.0, 0.999), stalled_pct=12.0)
     assert out.startswith("B is as fast as A, within")
     assert "no setting differs: this is how far the same training is from itself" in out
-    assert "the machine was busy: 12 % of the time went into steps that stalled" in out
+    assert "the machine was busy: a plan spent up to 12 % of its time in stalls" in out
+    assert "busy" not in run(DIGITS, DIGITS, *SHORT, stalled_pct=4.9)[1], "as in a search"
     a, b = (runner.requests[0][name] for name in "ab")
     assert a.plan == b.plan
     assert a.source == b.source

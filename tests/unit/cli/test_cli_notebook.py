@@ -1,5 +1,6 @@
 """``fulltilt.tune`` in a notebook: what a cell shows while it searches, and of the result."""
 
+import dataclasses
 import functools
 import sys
 import types
@@ -68,11 +69,16 @@ def test_a_result_is_three_lines_and_in_a_notebook_the_first_part_of_its_page():
         search=SearchSummary(
             strategy="s", grid_size=1, n_trials=1, n_end_to_end=1, n_out_of_memory=0, seconds=185.0
         ),
-        learning_rate=None, epoch_seconds=None, user_plan=PLAN, folder="runs/tune/x",
+        learning_rate=None, epoch_seconds=None, user_plan=PLAN, baseline=ROW, folder="runs/tune/x",
         null_reasons={"savings": "the plan took no turns"},
     )  # fmt: skip
     verdict, plan, page = repr(result).splitlines()
-    assert plan == "t1: batch_size 32, num_workers 2"
+    assert plan == "yours t1: batch_size 32, num_workers 2"
     assert page == "1 plan in 3 min 05 s: runs/tune/x/report.html"
     assert verdict.endswith(".")
     assert f'<p class="verdict">{verdict}</p>' in result._repr_html_()
+    other = dataclasses.replace(ROW, id="t2", plan=PLAN.replace(compile=True))
+    result = dataclasses.replace(result, picks=dataclasses.replace(result.picks, unproven=Pick(trial=other, rule="")))
+    verdict, plan, _ = repr(result).splitlines()
+    assert verdict.startswith("Keep your settings")
+    assert plan.startswith("other t2: "), "beside that it passed for the plan to keep"

@@ -34,7 +34,7 @@ def test_all_picks_are_named_in_the_table_and_explained_under_it():
     assert "ok ← recommended, throughput" in said
     assert "ok ← memory" in said
     assert "Least memory at an acceptable speed\n  batch_size 32" in said
-    assert "the same plan; rule: fastest" in said
+    assert "the same plan as recommended for training; rule: fastest" in said
     assert "What would make it faster still" not in said
 
 
@@ -131,7 +131,8 @@ def test_the_settings_as_they_were_are_not_verified_against_themselves(search, c
     Path("a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\nspeed: {precision: auto}\n")
     own = plan_of(load_config("a.yaml")).replace(precision="fp32")
     rows = (make_row(own), make_row(own.replace(precision="bf16")))
-    assert search("--verify", result=FakeResult(user_plan=own, trials=rows, picks=make_picks(rows[0]))) == 0
+    found = FakeResult(user_plan=own, trials=rows, picks=make_picks(rows[0]), baseline=rows[0])
+    assert search("--verify", result=found) == 0
     assert "the recommended plan is the user's own: there is nothing to compare" in read_words(capsys)
 
 
@@ -148,11 +149,18 @@ def test_verification_trains_what_the_search_was_about_and_its_failure_leaves_th
     monkeypatch.setattr("fulltilt.tuner.answer.apply.plan_changes", lambda *args, **options: changes)
     words = ["optim.lr=0.5", "--data-path", "x", "--device", "cpu"]
     picks = make_picks(make_row(own.replace(compile=True)))
-    assert search(*words, "--verify", result=FakeResult(user_plan=own, picks=picks)) == 0
+    found = FakeResult(user_plan=own, picks=picks, baseline=make_row(own))
+    assert search(*words, "--verify", result=found) == 0
     assert "--verify came to no verdict: pair-1.json: no space left" in capsys.readouterr().out
     assert trained == ["a.yaml", *words]
     parsed = build_parser("train").parse_args(["train", *trained])
     assert (parsed.config, parsed.overrides, parsed.data_path) == ("a.yaml", ["optim.lr=0.5"], "x")
+
+
+@pytest.mark.parametrize("baseline", [None, make_row(None, "out_of_memory")])
+def test_what_did_not_run_is_not_trained_for_a_verdict(baseline, search, capsys):
+    assert search("--verify", result=FakeResult(baseline=baseline)) == 0
+    assert "--verify came to no verdict: the settings as they were did not run" in read_words(capsys)
 
 
 def test_the_folder_is_held_while_both_plans_are_trained_and_the_verdict_written(search, monkeypatch):
@@ -218,7 +226,7 @@ def test_what_was_found_is_said_before_the_error_that_kept_it_from_being_written
             ["--apply-unproven"],
             True,
             "learns worse",
-            "pick",
+            "other",
             "written into a.yaml, though the fastest plan learned wor",
         ),
     ],
@@ -234,7 +242,8 @@ def test_only_a_plan_that_is_proven_is_written_into_the_file_unless_asked_for_al
         return Applied(diff="+ x")
 
     monkeypatch.setattr("fulltilt.tuner.answer.apply.apply_result", apply)
-    picks = make_picks("pick") if is_proven else make_picks("own", unproven="other")
+    has_other = not is_proven or verdict == "learns worse"  # then it is not the recommended one
+    picks = make_picks("own", unproven="other") if has_other else make_picks("pick")
     verification = verdict and SimpleNamespace(verdict=verdict)
     result = FakeResult(picks=picks, verification=verification)
     assert search("--apply", "a.yaml", *words, result=result) == 0

@@ -95,13 +95,14 @@ def build_document(gain=None, *, plan=None, is_rival=False, numerics=(), recipe=
     """
     plan = {"num_workers": 2, "fused_optimizer": True} | (plan or {})
     row, own = build_row("t2", samples_per_s=13_000.0, **plan), build_pick(OWN, rule="the settings as they were")
-    proven = gain is not None and gain["verdict"] == "faster"
+    is_worse = (more.get("verification") or {}).get("verdict") == "learns worse"
+    proven = gain is not None and gain["verdict"] == "faster" and not is_worse
     other = build_pick(row, proven=proven, gain=gain, numerics=numerics, recipe=recipe)
     recommended = other if proven else own
     repeats = build_turns({}, RATES, first_id=10)
     if gain is not None:
         repeats += build_turns(plan, [rate * (1 + gain["gain_pct"] / 100) for rate in RATES], first_id=20)
-    figures = {"verdict": "same plan"} if gain is None or is_rival else compute_savings(gain)
+    figures = {"verdict": "same plan"} if gain is None or is_rival or is_worse else compute_savings(gain)
     missing = dict.fromkeys(SAVINGS) | {"baseline_id": "t1", "recommended_id": "t2", "search_s": 240.0, "n_groups": 0}
     return DOCUMENT | {
         "trials": [OWN, row],

@@ -24,8 +24,9 @@ from fulltilt.report.tune_charts import (
     draw_phases,
     draw_predictions,
     draw_runs,
-    name_sides,
 )
+from fulltilt.report.turns import name_sides
+from fulltilt.report.verdict import describe_verdict
 
 FASTER = compare(32.0, 24.0, 41.0)
 
@@ -50,12 +51,34 @@ def test_yours_the_pick_and_the_finalists_are_drawn_with_intervals_and_every_gro
     }
     yours, pick, third = list_rows(draw_finalists(document))
     assert [row[0] for row in (yours, pick, third)] == ["yours t1", "pick t2", "t3"]
-    assert pick[1] == "fused_optimizer yes, num_workers 2 | 1.32 × (1.32 to 1.32)", "in turns all groups were alike"
+    assert pick[1] == "num_workers 2, fused_optimizer yes | 1.32 × (1.24 to 1.41)"
     assert third[1] == "threads 1 | 1.14 × (0.89 to 1.48)"
     assert [len(read_places(row[2])) for row in (yours, pick, third)] == [1, 1 + len(RATES), 1 + len(noisy)]
     assert read_places(yours[2])[-1] < read_places(third[2])[-1] < read_places(pick[2])[-1]
     assert 'class="reach"' in third[2]
     assert draw_finalists(build_document()) == "", "no other plan took turns"
+
+
+def test_the_pick_is_drawn_with_the_gain_of_the_sentence_whatever_groups_of_another_search_the_folder_holds():
+    """The sentence said 1.32 ×, and the dot beside it 1.17 ×: rows were drawn that the search had not decided by."""
+    document = build_document(FASTER)
+    others = [row | {"group": row["group"] + 10} for row in build_turns({}, RATES, first_id=50)]
+    others += [
+        row | {"group": row["group"] + 10} for row in build_turns(document["trials"][1]["plan"], RATES, first_id=60)
+    ]
+    document["repeats"] = [*document["repeats"], *others]
+    _, (_, words, svg) = list_rows(draw_finalists(document))
+    assert words.endswith("| 1.32 × (1.24 to 1.41)")
+    assert "1.32 × as fast as your settings (1.24 to 1.41)" in describe_verdict(document)
+    assert "1.32 × (1.24 to 1.41)" in Page(build_tune_html(document)).cells
+    assert len(read_places(svg)) == 1 + 2 * len(RATES)
+
+
+def test_a_learning_rate_goes_with_a_recommended_plan_alone():
+    """The page wrote "learning rate 0.1 → 0.14142" under "Keep your settings", and the screen did not."""
+    rate = {"learning_rate": {"rule": "sqrt", "from": 0.1, "to": 0.14142}}
+    assert "learning rate 0.1 → 0.14142" in build_tune_html(build_document(FASTER, **rate))
+    assert "learning rate" not in build_tune_html(build_document(compare(3.0, -4.0, 11.0), **rate))
 
 
 def test_a_group_in_which_a_plan_failed_counts_for_none():
@@ -82,8 +105,8 @@ def test_the_change_is_shown_as_lines_of_a_configuration():
     assert "+ speed.precision: bf16" in diff
     assert "+ speed.fused_optimizer: true" in diff
     assert "numerics: precision fp32 → bf16" in html
-    assert "not proven" not in html
-    assert "The change, not proven" in build_tune_html(build_document(compare(3.0, -4.0, 11.0)))
+    assert "not recommended" not in html
+    assert "The change, not recommended" in build_tune_html(build_document(compare(3.0, -4.0, 11.0)))
     assert 'class="diff"' not in build_tune_html(build_document())
 
 
@@ -142,7 +165,7 @@ def test_rows_are_sorted_with_ids_and_yours_marked_and_what_failed_last():
     table = html[html.index('<table class="rows">') :]
     cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in re.findall(r"<tr class.*?</tr>", table)]
     assert [row[0] for row in cells] == ["t2 pick", "t1 yours", "t3"]
-    assert [row[1] for row in cells] == ["1.32 × (1.32 to 1.32)", "", ""], "in turns, before the single run"
+    assert [row[1] for row in cells] == ["1.32 × (1.24 to 1.41)", "", ""], "in turns, before the single run"
     assert cells[0][2] == "13,000 ± 2.0 %"
     assert cells[2][-1] == "error: a &lt;reason&gt;"
     assert '<tr class="yours">' in table

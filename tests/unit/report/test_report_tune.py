@@ -42,7 +42,6 @@ def test_the_page_is_well_formed_fetches_nothing_and_holds_every_row_and_reason(
     assert any("used 2.1 GiB, the limit is <2.0 GiB>" in cell for cell in page.cells)
     assert "digits & <co>" in page.text
     text = " ".join(page.text)
-    assert "learning rate 0.1 → 0.14142 by the sqrt rule" in text
     assert text.count("the same plan as recommended for training") == 1
     assert text.count("changes the recipe: effective batch 32 → 64") == 1
 

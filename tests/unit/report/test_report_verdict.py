@@ -13,6 +13,7 @@ from tests.unit.report.report_documents import (
     compare,
 )
 
+from fulltilt.report.turns import find_other
 from fulltilt.report.verdict import (
     build_screen,
     describe_epoch,
@@ -20,12 +21,11 @@ from fulltilt.report.verdict import (
     describe_saving,
     describe_trainings,
     describe_verdict,
-    find_other,
     list_changes,
 )
 
 FASTER, OPEN = compare(32, 24, 41), compare(3, -4, 11)
-COMPARE = "fulltilt compare a.yaml speed.fused_optimizer=true"
+COMPARE = "fulltilt compare a.yaml data.num_workers=2 speed.fused_optimizer=true"
 APPLY = "the same command with --apply a.yaml"
 LONG_PLAN = {
     "batch_size": 16, "accumulate": 2, "num_workers": 12, "precision": "bf16", "compile": "max-autotune",
@@ -220,7 +220,7 @@ def test_the_trainings_of_verify_say_what_was_learned_and_whether_time_was_saved
     [
         (
             build_document(OPEN),
-            ["to decide it, 5m at most:", f"{COMPARE} data.num_workers=2 --budget 5m", "--apply-un"],
+            ["to decide it, 5m at most:", f"{COMPARE} --budget 5m", "--apply-un"],
         ),
         (build_document(OPEN, search={"stalled_pct": 23.0}), ["search again when the machine is quiet", "--apply-unp"]),
         (without_turns(), ["a larger --budget: this one ended the search early"]),

@@ -33,8 +33,8 @@ def test_each_change_is_listed_by_itself_and_the_two_of_the_batch_as_one():
     plan = USER.replace(batch_size=16, accumulate=2, num_workers=4, threads=1)
     assert [{*names} for names in list_changed(USER, plan)] == [
         {"batch_size", "accumulate"},
-        {"num_workers"},
         {"threads"},
+        {"num_workers"},
     ]
     assert list_changed(USER, USER.replace(batch_size=16)) == [("batch_size",)]
     assert list_changed(USER, USER) == []

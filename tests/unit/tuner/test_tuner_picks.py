@@ -39,8 +39,8 @@ def test_each_pick_follows_its_own_rule():
         ([(2000.0, None, MEDIUM), (1000.0, 1.0, SMALL)], "t2", "; memory at most 8.00 GiB"),
         ([(2000.0, None, MEDIUM)], "t1", "memory at most 8.00 GiB"),
         # they ran, and stay: the limit is for what is changed
-        ([(2000.0, 9.0, {}), (1000.0, 1.0, SMALL)], "t1", "is proven faster; other plans have memory at most 8.00"),
-        ([(2000.0, 9.0, {}), (1000.0, 9.5, SMALL)], "t1", "is proven faster; no plan has memory at most 8.00 GiB"),
+        ([(2000.0, 9.0, {}), (1000.0, 1.0, SMALL)], "t1", "turns that decide; other plans have memory at most 8.00"),
+        ([(2000.0, 9.0, {}), (1000.0, 9.5, SMALL)], "t1", "turns that decide; no plan has memory at most 8.00 GiB"),
     ],
 )  # fmt: skip
 def test_the_memory_limit_leaves_the_smallest_rows_and_those_below_it(rows, chosen, said):
@@ -96,7 +96,16 @@ def test_the_fastest_is_picked_by_the_turns_where_there_were_any():
     rates = {USER: 1000.0, lucky.plan: 1100.0, steady.plan: 1300.0}
     picks = pick_from([lucky, steady, make_row(3, 1000.0), make_row(4, 8000.0, **SMALL)], rates, best=steady.plan)
     assert picks.throughput.trial.id == "t2"
-    assert picks.throughput.proven
+
+
+def test_only_the_recommended_pick_is_called_proven():
+    """The fastest was, beside a recommendation that said that no other plan is proven faster."""
+    raced, left = make_row(1, 1300.0, num_workers=1), make_row(2, 1300.0, num_workers=2)
+    rates = {USER: 1000.0, raced.plan: 1300.0, left.plan: 1000.0}
+    picks = pick_from([raced, left, make_row(3, 1000.0)], rates, best=left.plan)
+    assert (picks.recommended.trial.plan, picks.throughput.trial) == (USER, raced)
+    assert (picks.throughput.gain.verdict, picks.throughput.proven) == ("faster", None)
+    assert "no other plan is proven faster in the turns that decide" in picks.recommended.rule
 
 
 SKIPPED = dataclasses.replace(

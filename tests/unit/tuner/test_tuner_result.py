@@ -10,9 +10,11 @@ from tests.unit.tuner.tuner_cases import USER, make_row, make_turns, search_to_t
 
 from fulltilt.levers import Facts
 from fulltilt.records import Roof
+from fulltilt.report.verdict import describe_verdict
 from fulltilt.tuner.answer.conclude import conclude, select_rows
 from fulltilt.tuner.answer.quality import judge
 from fulltilt.tuner.answer.result import EpochSeconds, TuneResult, build_epoch_seconds, read_schema
+from fulltilt.tuner.answer.verify import add_verification
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.session import Session
@@ -51,8 +53,8 @@ def test_a_gain_that_is_not_proven_is_told_of_the_plan_and_the_settings_as_they_
     assert unproven.picks.unproven.trial.id in unproven.picks.recommended.tied_with
     assert (proven.picks.unproven, proven.picks.recommended.tied_with) == (None, ())
     assert proven.picks.throughput.trial == proven.picks.recommended.trial
-    for result in (unproven, proven):
-        assert result.learning_rate.to == pytest.approx(0.1 * 2**0.5), "of the plan that came out ahead"
+    assert proven.learning_rate.to == pytest.approx(0.1 * 2**0.5)
+    assert (unproven.learning_rate.rule, unproven.learning_rate.to) == ("sqrt", 0.1), "of the recommended plan"
 
 
 def test_the_row_of_a_plan_is_its_first_whole_run_or_the_turn_in_which_it_failed():
@@ -63,11 +65,42 @@ def test_the_row_of_a_plan_is_its_first_whole_run_or_the_turn_in_which_it_failed
     assert [row.id for row in select_rows(rows, turns)] == ["t1", "t6"]
 
 
-def build_verification():
-    shared = {"folder": "f", "training_seconds": 2.0, "samples_per_s": 5.0}
-    shared["evaluations"] = [{"training_seconds": 2.0, "metrics": {"loss": 0.1, "accuracy": 0.9}}]
-    runs = [shared | {"arm": arm, "seed": seed} for arm in ("as it was", "recommended") for seed in (1, 2)]
+def build_verification(after=0.9):
+    runs = [
+        {"arm": arm, "seed": seed, "folder": "f", "training_seconds": 2.0, "samples_per_s": 5.0,
+         "evaluations": [{"training_seconds": 2.0, "metrics": {"loss": 0.1, "accuracy": quality + seed / 1000}}]}
+        for arm, quality in (("as it was", 0.9), ("recommended", after)) for seed in (1, 2)
+    ]  # fmt: skip
     return judge(runs, {"data.batch_size": 64})
+
+
+def test_a_proven_plan_that_learned_worse_is_no_recommendation_in_the_document_either():
+    """The text said "Keep your settings", and the JSON beside it recommended the plan, proven, with its savings."""
+    found = build_result()
+    result = add_verification(found, build_verification(after=0.5))
+    document = json.loads(result.to_json_text())
+    jsonschema.validate(document, read_schema())
+    assert TuneResult.read(document) == result
+    kept, other = document["picks"]["recommended"], document["picks"]["unproven"]
+    assert (kept["plan"], kept["proven"]) == (document["user_plan"], None)
+    assert (other["id"], other["proven"]) == (found.picks.recommended.trial.id, False)
+    assert other["gain"]["verdict"] == "faster", "that stands"
+    assert (document["savings"]["verdict"], document["savings"]["recommended_id"]) == ("same plan", kept["id"])
+    assert {f"savings.{name}" for name, value in document["savings"].items() if value is None} <= {*result.null_reasons}
+    assert document["learning_rate"]["to"] == document["learning_rate"]["from"] == 0.1
+    assert document["epoch_seconds"]["estimate"] == pytest.approx(18.0), "of the settings as they were"
+    assert describe_verdict(document).startswith("Keep your settings: the fastest plan is 1.80 × as fast")
+    assert describe_verdict(document).endswith("but learned worse.")
+    verdict, plan, _ = repr(result).splitlines()
+    assert (verdict, plan.partition(" ")[0]) == (describe_verdict(document), "other")
+
+
+@pytest.mark.parametrize(("gain_pct", "after"), [(80.0, 0.9), (0.0, 0.5)])
+def test_the_picks_stay_where_the_plan_learns_as_well_or_nothing_was_proven(gain_pct, after):
+    found, verification = build_result(gain_pct), build_verification(after)
+    result = add_verification(found, verification)
+    assert (result.picks, result.savings, result.verification) == (found.picks, found.savings, verification)
+    assert "verification" not in result.null_reasons
 
 
 def test_the_document_follows_its_schema_and_comes_back():

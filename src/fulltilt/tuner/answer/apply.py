@@ -14,7 +14,8 @@ from typing import Any
 from fulltilt.config import ComponentCall, Config, check_writable, load_config, parse_call, plan_of, write_settings
 from fulltilt.errors import NoPlanError, UsageError
 from fulltilt.levers import compute_plan_digest, load_catalogue
-from fulltilt.records import PROBES, Plan, format_rate
+from fulltilt.records import PROBES, Plan, encode
+from fulltilt.report.gain import say_speedup
 from fulltilt.tuner.answer.picks import Pick
 from fulltilt.tuner.answer.result import TuneResult
 from fulltilt.tuner.picks.changes import BATCH, plan_learning_rate
@@ -23,7 +24,7 @@ from fulltilt.tuner.question.options import count_ranks
 
 MEASURED_ON = {"device": "device_name", "model": "model", "n_parameters": "n_parameters", "data": "data"}
 """Key of a promise → what the probe of the workload calls it."""
-OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ samples/s(?:, on a busy machine)?)?"
+OWN_COMMENT = r"fulltilt tune(?:: [\d,.e+-]+ (?:× \([^)]*\)(?:, not proven)?|samples/s(?:, on a busy machine)?))?"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,8 +249,7 @@ def apply_result(result: TuneResult, path: str | Path, *, pick: Pick, searched: 
         notes = (*notes, "no run.promise was written: the plan took turns with others in less than two groups")
     if not changes:
         return Applied(diff="", notes=notes)
-    if is_measured and pick.trial.samples_per_s is not None:
-        note += f": {format_rate(pick.trial.samples_per_s)} samples/s"
-        note += ", on a busy machine" if pick.trial.is_busy else ""
+    if is_measured and pick.gain is not None:
+        note += f": {say_speedup(encode(pick.gain))}{'' if pick.gain.verdict == 'faster' else ', not proven'}"
     diff = write_settings(path, changes, note=note, replaces=OWN_COMMENT)
     return Applied(diff=diff, notes=notes)

@@ -43,7 +43,7 @@ def conclude(search: Search, proof: Proof, roofs: Sequence[Roof], roofs_missing:
     rate = plan_learning_rate(
         probe.workload.get("learning_rate"),
         user_plan=space.user_plan,
-        plan=picks.best.trial.plan,
+        plan=chosen.plan,
         rule=search.options.lr_rule,
         is_batch_free=space.effective_batch_size is None,
     )

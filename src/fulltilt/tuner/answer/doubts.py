@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fulltilt.errors import NoPlanError
 from fulltilt.records import WHOLE_RUN, Trial
 from fulltilt.report.summary import count
-from fulltilt.stats.alternation import STALLED_PCT, WORTH_PCT
+from fulltilt.stats.alternation import WORTH_PCT
 from fulltilt.tuner.answer.picks import Picks
 from fulltilt.tuner.answer.result import SearchSummary
 from fulltilt.tuner.picks.failures import find_failure_remedy
@@ -78,22 +78,6 @@ def list_doubts(session: Session, picks: Picks, summary: SearchSummary, space: S
     notes += _note_off_the_list(session, chosen, space)
     if len({row.plan for row in session.rows if row.status == "ok"}) == 1:
         notes.append(f"{chosen.id} is the only plan that ran to its end: it is recommended for want of another")
-    if summary.stalled_pct is not None and summary.stalled_pct > STALLED_PCT:
-        notes.append(
-            f"the machine was busy: one of the compared plans spent {summary.stalled_pct:.0f} % of its turns in steps "
-            "that stalled; on a quiet one they may compare otherwise. Search again when it is quiet, with --out and a "
-            "new folder"
-        )
-    if summary.waits_passively:
-        notes.append(
-            "the machine was busy, and steps of all compared plans stalled: they took turns with threads that sleep "
-            "while they wait (wait_policy passive), which is slower on a quiet one"
-        )
-    if not summary.takes_turns:
-        notes.append(
-            "the compared plans could not live at the same time (several ranks, or too little memory for all): whole "
-            "runs were made in turn, which drift of the machine disturbs more"
-        )
     return notes
 
 

@@ -22,7 +22,8 @@ class Pick:
     """A whole row of the table, and why it was picked.
 
     Attributes:
-        proven: Whether turns with the user's own settings proved it faster; None where there was nothing to prove.
+        proven: Whether it is recommended because turns with the user's own settings proved it faster; None where that
+            was not the question.
         gain: Over the user's own settings, in turns; None where there were fewer than two groups of them.
         tied_with: Ids of the rows of plans that took turns with this one, and were not told from it.
         changes: "recipe" and "numerics": what differs from the user's plan in a way that can change what is
@@ -58,7 +59,7 @@ class Picks:
 
     Attributes:
         recommended: What is proven to be faster than the user's own settings, else those.
-        unproven: The best other plan in turns, where its gain could not be proven; None where it was, or none took any.
+        unproven: The best other plan in turns, where its gain could not be proven or it learned worse; else None.
         efficiency, memory: None when no row has a memory figure.
     """
 
@@ -79,7 +80,9 @@ RULES = {
     "efficiency": "most samples/s per GiB of {n} plans with a memory figure",
     "memory": f"least memory of {{n}} plans with at least {MEMORY_SPEED_SHARE_PCT:g} % of the best speed",
     "proven": "took turns with the settings as they were and is proven faster by more than 1 %; {memory}",
-    "kept": "the settings as they were: no other plan is proven faster; {memory}",
+    "kept": "the settings as they were: no other plan is proven faster in the turns that decide; {memory}",
+    "overruled": "the settings as they were: the plan that is faster learned worse in the trainings of --verify",
+    "worse": "faster than the settings as they were in turns, but learned worse in the trainings of --verify",
     "alone": "fastest of {n} plans that ran; the settings as they were did not: nothing says what it gains; {memory}",
     "unproven": "the best other plan in turns, not proven to be faster than the settings as they were; {memory}",
 }
@@ -92,7 +95,6 @@ def pick(
     *,
     user_plan: Plan,
     memory_limit_gib: float | None,
-    memory_safety_pct: float = MEMORY_SAFETY_PCT,
 ) -> Picks:
     """Pick from the rows of the table (one a plan) by what the proof showed.
 
@@ -105,7 +107,7 @@ def pick(
     fine = [row for row in rows if row.status == "ok"]
     if not fine:
         raise NoPlanError(describe_failures(rows), remedy=find_failure_remedy(rows))
-    choose = _Chooser(fine, proof, user_plan, memory_limit_gib, memory_safety_pct)
+    choose = _Chooser(fine, proof, user_plan, memory_limit_gib)
     recommended, unproven = choose.pick_recommended()
     return Picks(
         throughput=choose.pick_fastest(),
@@ -119,11 +121,8 @@ def pick(
 class _Chooser:
     """Builds picks from rows and what the proof showed."""
 
-    def __init__(
-        self, rows: Sequence[Trial], proof: Proof, user_plan: Plan, memory_limit_gib: float | None, safety_pct: float
-    ):
-        self._rows, self._proof, self._user_plan = rows, proof, user_plan
-        self._memory_limit_gib, self._safety_pct = memory_limit_gib, safety_pct
+    def __init__(self, rows: Sequence[Trial], proof: Proof, user_plan: Plan, memory_limit_gib: float | None):
+        self._rows, self._proof, self._user_plan, self._memory_limit_gib = rows, proof, user_plan, memory_limit_gib
         self._row_of = {row.plan: row for row in rows}
         met = {plan for plan in self._row_of if proof.evidence.count_groups([plan])}
         self._met = [row for row in rows if row.plan in met]
@@ -160,9 +159,9 @@ class _Chooser:
     def _describe_memory(self, row: Trial) -> str:
         if self._memory_limit_gib is None:
             return "the memory of the device is not known, so no limit was applied"
-        limit_gib = self._memory_limit_gib * self._safety_pct / 100
+        limit_gib = self._memory_limit_gib * MEMORY_SAFETY_PCT / 100
         safe = filter_safe(self._rows, limit_gib)
-        has = f"memory at most {format_gib(limit_gib)}, {self._safety_pct:g} % of {format_gib(self._memory_limit_gib)}"
+        has = f"memory at most {format_gib(limit_gib)}, {MEMORY_SAFETY_PCT:g} % of {format_gib(self._memory_limit_gib)}"
         if row in safe:
             return has
         if safe:
@@ -178,7 +177,7 @@ class _Chooser:
         return Pick(
             trial=row,
             rule=RULES[rule].format(n=len(self._rows) if n is None else n, memory=self._describe_memory(row)),
-            proven={"proven": True, "kept": None, "unproven": False}.get(rule, gain and gain.verdict == "faster"),
+            proven={"proven": True, "unproven": False}.get(rule),
             gain=gain,
             tied_with=tuple(tied),
             changes=describe_changes(self._user_plan, row.plan),

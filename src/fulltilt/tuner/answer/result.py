@@ -15,6 +15,7 @@ from fulltilt.report.compare_sides import RESULT_FILE
 from fulltilt.report.html import build_tune_html, build_tune_summary
 from fulltilt.report.summary import count, describe_plan, format_duration
 from fulltilt.report.trials_csv import build_trials_csv
+from fulltilt.report.turns import name_sides
 from fulltilt.report.verdict import describe_verdict
 from fulltilt.stats import compute_interval
 from fulltilt.tuner.answer.advice import Advice
@@ -116,12 +117,12 @@ class TuneResult:
         return encode(self)
 
     def __repr__(self) -> str:
-        pick, took = self.picks.best.trial, format_duration(self.search.seconds)
-        page = "no folder" if self.folder is None else Path(self.folder) / PAGE_FILE
+        pick, document = self.picks.best.trial, self.to_document()
+        took, page = format_duration(self.search.seconds), Path(self.folder) / PAGE_FILE if self.folder else "no folder"
         return "\n".join(
             (
-                describe_verdict(self.to_document()),
-                f"{pick.id}: {describe_plan(pick.plan)}",
+                describe_verdict(document),
+                f"{name_sides(document)[pick.id]} {pick.id}: {describe_plan(pick.plan)}",
                 f"{count(len(self.trials), 'plan')} in {took}: {page}",
             )
         )

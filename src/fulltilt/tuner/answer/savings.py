@@ -18,7 +18,8 @@ class Savings:
     Times are of training alone, evaluation and checkpoints left out.
 
     Attributes:
-        verdict: Of the turns; "same plan" when no other came out ahead. Only "faster" is a saving.
+        verdict: Of the turns; "same plan" when no other came out ahead, or what did learned worse. Only "faster" is a
+            saving.
         gain_pct: Share of the training time saved.
         search_s: What the search took, rows of earlier runs in the folder included.
         before_samples_per_s, after_samples_per_s: In the turns, which are what was compared.

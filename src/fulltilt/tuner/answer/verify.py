@@ -4,6 +4,7 @@ Both are trained by ``fulltilt train`` in processes of their own, in turn and wi
 train them. Quality is that of the validation set; time is training time, evaluation and checkpoints left out.
 """
 
+import dataclasses
 import hashlib
 import json
 import statistics
@@ -17,12 +18,39 @@ from fulltilt.errors import NonFiniteLossError, TrainingError
 from fulltilt.hardware.proctree import run_in_session
 from fulltilt.records.run_folder import read_lines, write_atomic
 from fulltilt.report.training import drop_repeated
+from fulltilt.tuner.answer.picks import RULES, Pick
 from fulltilt.tuner.answer.quality import ARMS, Arm, Verification, judge
+from fulltilt.tuner.answer.result import TuneResult, build_epoch_seconds
+from fulltilt.tuner.answer.savings import build_savings
+from fulltilt.tuner.picks.changes import describe_changes
 from fulltilt.tuner.trials.client import open_log
 
 VERIFY_FOLDER = "verify"
 N_PAIRS = 3
 STOP_S = 30.0  # a run that is told to end saves a checkpoint first
+
+
+def add_verification(result: TuneResult, verification: Verification) -> TuneResult:
+    """Add what the trainings showed; where the recommended plan learned worse, the settings as they were stay."""
+    reasons = {name: reason for name, reason in result.null_reasons.items() if name != "verification"}
+    result = dataclasses.replace(result, verification=verification, null_reasons=reasons)
+    own, worse = result.baseline, result.picks.recommended
+    if own is None or not worse.proven or verification.verdict != "learns worse":
+        return result
+    n_samples, search_s = result.workload.get("n_samples"), result.search.seconds + result.search.earlier_s
+    kept = Pick(trial=own, rule=RULES["overruled"], changes=describe_changes(own.plan, own.plan))
+    picks = dataclasses.replace(result.picks, recommended=kept)
+    savings, unsaved = build_savings(
+        picks, baseline=own, before_samples_per_s=0.0, n_samples=n_samples, n_epochs=None, search_s=search_s
+    )
+    return dataclasses.replace(
+        result,
+        picks=dataclasses.replace(picks, unproven=dataclasses.replace(worse, proven=False, rule=RULES["worse"])),
+        learning_rate=dataclasses.replace(result.learning_rate, to=result.learning_rate.start),
+        epoch_seconds=build_epoch_seconds(own, n_samples, turns=result.repeats),
+        savings=savings,
+        null_reasons=reasons | unsaved,
+    )
 
 
 def run_verification(

@@ -7,10 +7,9 @@ from typing import Any
 
 from fulltilt.levers import load_catalogue
 from fulltilt.records import Plan
+from fulltilt.report.turns import BATCH
+from fulltilt.report.turns import list_changed as list_changed
 from fulltilt.tuner.question.options import LearningRateRule
-
-BATCH = ("batch_size", "accumulate")
-"""One choice: the effective batch is their product."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +49,6 @@ def describe_changes(user_plan: Plan, plan: Plan) -> dict[str, tuple[str, ...]]:
         if lever.changes_recipe(old) or lever.changes_recipe(value):
             recipe.append(f"{name} {old} → {value}")
     return {"recipe": tuple(recipe), "numerics": tuple(numerics)}
-
-
-def list_changed(user_plan: Plan, plan: Plan) -> list[tuple[str, ...]]:
-    """List what a plan changes, each by itself: the names of levers, batch size and accumulation as one."""
-    changed = [name for name in plan if plan[name] != user_plan.get(name)]
-    batch = tuple(name for name in changed if name in BATCH)
-    return [*([batch] if batch else []), *((name,) for name in changed if name not in BATCH)]
 
 
 def changes_learning(user_plan: Plan, plan: Plan) -> bool:
