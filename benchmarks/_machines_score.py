@@ -167,7 +167,7 @@ def _finish(session: Session, truths: Truths) -> tuple[Plan | None, Plan | None]
     """Run the last stage of ``tune``; return what it recommends, and what won the race."""
     space = truths.space
     proof = run_proof(session, space)
-    table = select_rows(session.rows, session.turns)
+    table = select_rows(session.rows, session.turns, space.user_plan)
     if all(row.status != "ok" for row in table):
         return None, None
     picks = pick(table, proof, user_plan=space.user_plan, memory_limit_gib=truths.machine.memory_gib)

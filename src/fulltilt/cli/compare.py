@@ -33,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("a", metavar="A", help="a configuration (YAML file or module:object); or a result: a file, or a run folder")
     add("b", nargs="+", metavar="B", help="another one of the same kind, or key=value words that change A")
     add("--device", metavar="auto|cuda|cpu", help="device to train on (run.device of the configurations)")
-    add("--budget", metavar="60s", help="wall time of the turns (default 60s); it ends sooner where that decides")
+    add(
+        "--budget",
+        metavar="60s",
+        help="wall time of the turns (default 60s), four groups at least; less where that decides",
+    )
     add("--json", metavar="F", help="write the comparison as JSON (- for stdout)")
 
 
@@ -68,7 +72,7 @@ def compare_measured(args: argparse.Namespace) -> int:
 
     (a, b), names = _read_configs(args)
     limit_s = LIMIT_S if args.budget is None else parse_duration_s(args.budget)
-    console = build_console(to_stderr=args.json == "-")
+    console, errors = build_console(to_stderr=args.json == "-"), build_console(to_stderr=True)
     kept = "nothing was measured yet"
     with note_interruption(lambda: kept), console.status("starting both") as status:
         begin_s = time.monotonic()
@@ -81,11 +85,13 @@ def compare_measured(args: argparse.Namespace) -> int:
             so_far = f"B {known.gain_pct:+.1f} % ({low:+.0f} to {high:+.0f})" if known.n_groups > 1 else "measuring"
             took = f"{time.monotonic() - begin_s:.0f} of at most {limit_s:.0f} s"
             status.update(f"{known.n_groups} groups of fresh processes, {took}: {so_far}")
+            if not console.is_terminal:
+                errors.print(f"group {known.n_groups}: {so_far}")
 
         result = compare_configs(a, b, names=names, limit_s=limit_s, on_group=tell)
     document = encode(result)
-    write_json(args.json, document)
     print_comparison(console, document)
+    write_json(args.json, document)
     return 0
 
 

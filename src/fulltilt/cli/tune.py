@@ -77,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--quiet and --verbose ask for opposites; give one")
     if args.apply:  # a file that cannot be written into is said before the search, not after it
         check_target(args.apply, searched=config)
+    if args.apply_unproven and not args.apply:
+        raise UsageError("--apply-unproven says what --apply may write, and --apply is not given; add --apply FILE")
     _check_verify(args)
     count = RowCount()
     with note_interruption(count.describe_kept):
@@ -131,7 +133,6 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     document = result.to_document()
     if args.verbose:
         print_details(console, document)
-    write_json(args.json, result.to_json_text())
     applied = apply_picked(args, result, config) if args.apply and unwritten is None else []
     files = ", ".join([str(folder / PAGE_FILE), *(name for name in RESULT_FILES if name != PAGE_FILE)])
     how = "" if args.apply else suggest_apply(args, result, config)
@@ -141,7 +142,8 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
             console.print("· the same command now searches from these settings: it needs another --out")
     print_verdict(console, document, files="" if unwritten else files, apply=how, args=args)
     if args.quiet:
-        _print_lines(console, applied[:1])
+        _print_lines(console, [line.rstrip(":") for line in applied[:1]])
+    write_json(args.json, result.to_json_text())  # what was measured is said before that it could not be kept
     if unwritten is not None:
         raise unwritten
     return 0
@@ -285,7 +287,8 @@ def apply_picked(args: argparse.Namespace, result: TuneResult, searched: Config)
     path, picks = args.apply, result.picks
     pick = picks.best if args.apply_unproven else picks.recommended
     has_worse = result.verification is not None and result.verification.verdict == "learns worse"
-    doubt = "" if picks.unproven is None else "the fastest plan learned worse" if has_worse else "no gain is proven"
+    is_sure = picks.unproven is None and (picks.recommended.proven or picks.recommended.trial.plan == result.user_plan)
+    doubt = "" if is_sure else "the fastest plan learned worse" if has_worse else "no gain is proven"
     if doubt and not args.apply_unproven:
         return [f"{path} stays as it is: {doubt} (--apply-unproven writes the best other plan all the same)"]
     applied = apply_result(result, path, pick=pick, searched=searched)

@@ -32,9 +32,14 @@ def describe_verdict(document: Document) -> str:
     other = document["picks"].get("unproven") or pick
     if learns_worse(document) and other["gain"]["verdict"] == "faster":
         return f"Keep your settings: the fastest plan is {say_speedup(other['gain'], 'as fast')}, but learned worse."
+    if savings and (other["gain"] or {}).get("verdict") == "faster":
+        fast = say_speedup(other["gain"], "as fast")
+        return f"Keep your settings for now: another plan is {fast}, but not all of its numerics were shown to gain."
     if not savings:
         return _describe_unknown(document, pick)
     if savings["verdict"] == "same plan":
+        if document["search"].get("stopped_by_budget") and not document["search"].get("n_groups"):
+            return "Keep your settings: the search ended before another plan was compared with them."
         has_other = any(row["status"] == "ok" and row["id"] != pick["id"] for row in document["trials"])
         return f"Keep your settings: no other plan {'came out faster' if has_other else 'ran to its end'}."
     low_pct, high_pct = other["gain"]["ci_pct"]
@@ -55,12 +60,14 @@ def learns_worse(document: Document) -> bool:
 
 def _describe_unknown(document: Document, pick: Mapping[str, Any]) -> str:
     """Say what there is where nothing was compared with the user's own settings."""
-    baseline = document.get("baseline")
+    baseline, own = document.get("baseline"), document.get("user_plan")
+    failed = [row for row in document.get("repeats") or () if row["plan"] == own and row["status"] != "ok"]
+    ends = {"out_of_memory": "ran out of memory", "timeout": "did not end in time"}
+    if failed:
+        return f"Keep your settings, no gain is proven: in turns they {ends.get(failed[0]['status'], 'failed')}."
     if baseline and baseline["status"] == "ok":
         return "Keep your settings: the search ended before another plan was compared with them."
-    end = "did not run"
-    if baseline:
-        end = {"out_of_memory": "ran out of memory", "timeout": "did not end in time"}.get(baseline["status"], "failed")
+    end = ends.get(baseline["status"], "failed") if baseline else "did not run"
     rate = pick.get("samples_per_s")
     return f"Your settings {end}; these run{f' at {format_rate(rate)} samples/s' if rate else ''}."
 
@@ -228,7 +235,7 @@ def _say_worth(gain: Mapping[str, Any]) -> str:
     if 1 + gain["gain_pct"] / 100 >= MANY:
         return say_speedup(gain)
     digits = 1 if max(abs(low), abs(high)) < 9.95 else 0
-    return f"{format_gain(gain['gain_pct'])} ({low:+.{digits}f} to {high:+.{digits}f})".replace("-", "−")
+    return f"{format_gain(gain['gain_pct'])} ({low:+z.{digits}f} to {high:+z.{digits}f})".replace("-", "−")
 
 
 def describe_saving(document: Document) -> list[str]:
@@ -291,10 +298,12 @@ def list_next(document: Document, *, source: str = "") -> list[str]:
     advice = (document.get("advice") or {}).get("levers") or ()
     missing = dict.fromkeys(_name_missing(document, part) for part in advice if part["state"] == "not in the space")
     lines = []
+    if search.get("stopped_by_budget"):
+        lines.append("a larger --budget: this one ended the search early; the same command goes on from here")
     if has_stalled(search.get("stalled_pct")) or search.get("waits_passively"):
         lines.append("search again when the machine is quiet, with --out and a new folder")
-    elif search.get("stopped_by_budget"):
-        lines.append("a larger --budget: this one ended the search early; the same command goes on from here")
+    elif lines:
+        pass
     elif savings.get("verdict") == "undecided" and source and " " not in source:
         changed = list_settings(document.get("user_plan") or {}, (find_other(document) or {}).get("plan") or {})
         words = " ".join(f"{key}={value}" for key, _, value in changed)

@@ -85,7 +85,10 @@ def make_row(plan, status="ok"):
 
 def make_picks(row, *, unproven=None):
     """Picks that recommend a row, or that have another one which is not proven."""
-    recommended, other = SimpleNamespace(trial=row), unproven and SimpleNamespace(trial=unproven)
+    recommended, other = (
+        SimpleNamespace(trial=row, proven=unproven is None),
+        unproven and SimpleNamespace(trial=unproven),
+    )
     return SimpleNamespace(recommended=recommended, unproven=other, best=other or recommended)
 
 
@@ -257,7 +260,7 @@ def test_quiet_leaves_one_sentence(search, monkeypatch, capsys):
     assert search("--quiet", result=FakeResult(picks=make_picks("pick"))) == 0
     assert capsys.readouterr().out == sentence
     assert search("--quiet", "--apply", "a.yaml", result=FakeResult(picks=make_picks("pick"))) == 0
-    assert capsys.readouterr().out == sentence + "written into a.yaml:\n"
+    assert capsys.readouterr().out == sentence + "written into a.yaml\n"
     assert search("--quiet", "--verbose") == 2
     assert "--quiet and --verbose ask for opposites" in capsys.readouterr().err
 

@@ -11,6 +11,7 @@ from tests.unit.tuner.tuner_cases import USER, build_space, make_row, make_turns
 from fulltilt.levers import Facts, find_obstacles
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.stats.alternation import LOOKS
+from fulltilt.tuner.answer.conclude import select_rows
 from fulltilt.tuner.answer.picks import pick
 from fulltilt.tuner.picks.finalists import select_finalists
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
@@ -84,8 +85,7 @@ def search(plans, rate, *, in_turns=None, journal=None, seconds=1.0, on_call=lam
     session = Session(target, journal or Journal(), **given)
     session.run((Ask(plan=plan, why="") for plan in (USER, *plans)), may_use_reserve=True)
     proof = run_proof(session, SPACE)
-    failed = {row.plan for row in session.turns if row.status != "ok"}
-    table = [row for row in session.rows if row.plan not in failed]
+    table = select_rows(session.rows, session.turns, USER)
     return session, proof, pick(table, proof, user_plan=USER, memory_limit_gib=None), target
 
 
@@ -227,7 +227,8 @@ def test_the_fastest_of_the_turns_is_no_plan_that_never_met_the_one_that_came_ou
     assert picks.throughput.trial.plan["num_workers"] == 2
 
 
-def test_where_the_users_own_plan_fails_in_turns_the_fastest_is_recommended_without_a_claim():
+def test_where_the_users_own_plan_fails_in_turns_it_stays_for_nothing_is_proven():
+    """It had run as a whole: another plan, which alters numerics, was recommended and written without a proof."""
     plans = [change(num_workers=n) for n in (1, 2)]
     truth = dict(zip(plans, (1000.0, 1100.0), strict=True))
     for n_fine in (0, 1, 3):
@@ -237,10 +238,9 @@ def test_where_the_users_own_plan_fails_in_turns_the_fastest_is_recommended_with
             lambda plan: truth.get(plan, 900.0),
             in_turns=lambda plan, turns=turns, n=n_fine: truth.get(plan) or (900.0 if next(turns) < n else FAILED),
         )
-        chosen = picks.recommended
         assert (proof.base, proof.gain) == (None, None)
-        assert (chosen.trial.plan, chosen.proven, chosen.gain, picks.unproven) == (plans[1], None, None, None)
-        assert "nothing says what it gains" in chosen.rule
+        assert (picks.recommended.trial.plan, picks.recommended.proven) == (USER, None)
+        assert (picks.unproven.trial.plan, picks.unproven.proven, picks.unproven.gain) == (plans[1], False, None)
 
 
 @pytest.mark.parametrize(("failing", "in_its_place"), [(1, 1), (2, 1), (3, 1), (6, 0)])
@@ -309,11 +309,26 @@ def test_a_budget_that_ends_anywhere_leaves_picks_that_ran_and_a_claim_only_wher
     )  # fmt: skip
     assert clock() <= budget_s
     chosen, failed = picks.recommended, {row.plan for row in session.turns if row.status != "ok"}
-    assert not {chosen.trial.plan, proof.best} & failed
-    if proof.base is not None:
-        is_proven = proof.gain is not None and proof.gain.verdict == "faster"
-        assert chosen.trial.plan == (proof.best if is_proven else USER)
+    assert not {chosen.trial.plan, proof.best} & (failed - {USER})
+    assert chosen.trial.plan == (proof.best if proof.is_proven else USER)
+    assert not proof.is_proven or proof.gain.verdict == "faster"
     assert session.is_budget_spent or budget_s > 25
+
+
+def test_a_budget_that_ends_while_changes_are_looked_at_leaves_no_numerics_that_were_not():
+    """Two changes of numerics with negative estimates were called proven, since the whole of the plan was faster."""
+    plan, n_unproven = change(num_workers=2, threads=2), 0
+    for budget_s in range(20, 120, 4):
+        clock = Clock()
+        session, proof, picks, _ = search(
+            [plan], multiply(num_workers=1.5, threads=0.99), seconds=1.0, clock=clock, budget_s=float(budget_s)
+        )
+        if picks.unproven is not None and proof.gain is not None and proof.gain.verdict == "faster":
+            assert (proof.is_earned, picks.unproven.trial.plan, picks.recommended.trial.plan) == (False, plan, USER)
+            n_unproven += 1
+        assert picks.recommended.trial.plan != plan
+    assert n_unproven
+    assert picks.recommended.trial.plan == change(num_workers=2)
 
 
 @pytest.mark.parametrize("fails", [None, MANY, USER, change(num_workers=2)])

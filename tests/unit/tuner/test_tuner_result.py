@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import jsonschema
 import pytest
@@ -12,6 +13,7 @@ from fulltilt.levers import Facts
 from fulltilt.records import Roof
 from fulltilt.report.verdict import describe_verdict
 from fulltilt.tuner.answer.conclude import conclude, select_rows
+from fulltilt.tuner.answer.picks import Pick
 from fulltilt.tuner.answer.quality import judge
 from fulltilt.tuner.answer.result import EpochSeconds, TuneResult, build_epoch_seconds, read_schema
 from fulltilt.tuner.answer.verify import add_verification
@@ -60,9 +62,9 @@ def test_a_gain_that_is_not_proven_is_told_of_the_plan_and_the_settings_as_they_
 def test_the_row_of_a_plan_is_its_first_whole_run_or_the_turn_in_which_it_failed():
     rows = [make_row(1, 100.0), make_row(2, 120.0, num_workers=2), make_row(3, 130.0, num_workers=2)]
     turns = [make_turns(4, 1, 90.0), make_turns(5, 1, 95.0, num_workers=2)]
-    assert [row.id for row in select_rows(rows, turns)] == ["t1", "t2"]
-    turns.append(make_turns(6, 2, None, status="timeout", num_workers=2))
-    assert [row.id for row in select_rows(rows, turns)] == ["t1", "t6"]
+    assert [row.id for row in select_rows(rows, turns, USER)] == ["t1", "t2"]
+    turns += [make_turns(n, 2, None, status="timeout", num_workers=workers) for n, workers in ((6, 2), (7, 0))]
+    assert [row.id for row in select_rows(rows, turns, USER)] == ["t1", "t6"], "the user's own stays"
 
 
 def build_verification(after=0.9):
@@ -175,20 +177,16 @@ def test_the_schema_refuses_a_document_that_breaks_the_contract(damage):
 
 
 def test_an_epoch_is_samples_over_throughput_with_the_interval_turned_round():
-    row = make_row(1, 200.0, spread_pct=10.0)
-    epoch = build_epoch_seconds(row, 1000)
+    own = Pick(trial=make_row(1, 200.0, spread_pct=10.0), rule="")
+    epoch = build_epoch_seconds(own, 1000, math.nan)
     assert epoch.estimate == 5.0
     assert epoch.ci95 == pytest.approx((1000 / 220, 1000 / 180))
-    assert build_epoch_seconds(row, None) == EpochSeconds(estimate=None, ci95=None)
-    blind = dataclasses.replace(row, samples_per_s_ci95=None)
-    assert build_epoch_seconds(blind, 1000, turns=[blind]) == EpochSeconds(estimate=5.0, ci95=None)
+    assert build_epoch_seconds(own, None, math.nan) == EpochSeconds(estimate=None, ci95=None)
+    assert build_epoch_seconds(own, 1000, 250.0) == EpochSeconds(estimate=4.0, ci95=None), "by its turns"
 
 
-def test_an_epochs_interval_holds_what_differs_between_processes_in_turns():
-    row = make_row(5, 200.0, spread_pct=1.0)
-    turns = [make_turns(6 + group, group, rate) for group, rate in enumerate((200.0, 230.0, 180.0))]
-    others = [make_turns(20 + group, group, 400.0, batch_size=64) for group in range(3)]
-    alone, together = (build_epoch_seconds(row, 1000, turns=given) for given in (turns[:1], [*turns, *others]))
-    assert (alone.estimate, alone.ci95) == (5.0, pytest.approx((1000 / 202, 1000 / 198)))
-    assert together.estimate == pytest.approx(1000 / (200 * 230 * 180) ** (1 / 3))
-    assert together.ci95[0] < 1000 / 230 < 1000 / 180 < together.ci95[1]
+def test_an_epoch_takes_what_the_gain_in_turns_leaves_of_the_users_own():
+    result = build_result()
+    epoch = build_epoch_seconds(result.picks.recommended, 2000, result.savings.before_samples_per_s)
+    assert epoch.estimate == pytest.approx(2000 / result.savings.after_samples_per_s)
+    assert epoch.ci95[0] <= epoch.estimate <= epoch.ci95[1]

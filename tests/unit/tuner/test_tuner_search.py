@@ -284,7 +284,7 @@ def test_planned_trials_are_an_upper_bound_here_and_no_more_than_a_small_grid_ho
             n_rows = sum(row.kind == kind for row in (*session.rows, *session.probes))
             assert n_rows <= planned.get(kind, 0), (name, kind)
     planned = search.count_planned(build_space(batch_size=SIZES), "model_first")
-    n_turns = LOOKS[0] * 4  # the user's own and three finalists
+    n_turns = LOOKS[0] * 5  # the user's own and four finalists
     assert planned == {"memory": 5, "device": 5, "loader": 4, WHOLE_RUN: 6, IN_TURNS: n_turns}
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from fulltilt.records import Roof, Trial
+from fulltilt.records import Plan, Roof, Trial
 from fulltilt.tuner.answer.advice import build_advice
 from fulltilt.tuner.answer.doubts import check_ran, list_doubts
 from fulltilt.tuner.answer.hints import find_hints, find_search_hints
@@ -19,9 +19,12 @@ from fulltilt.tuner.search.proof import Proof
 from fulltilt.tuner.search.search import Search
 
 
-def select_rows(rows: Sequence[Trial], turns: Sequence[Trial]) -> list[Trial]:
-    """Select the rows of the table, one a plan: that of a turn where one failed, for then the plan is not safe."""
-    failed = {row.plan: row for row in turns if row.status != "ok"}
+def select_rows(rows: Sequence[Trial], turns: Sequence[Trial], user_plan: Plan) -> list[Trial]:
+    """Select the rows of the table, one a plan: that of a turn where one failed, for then the plan is not safe.
+
+    The user's own plan keeps its whole run: it is what stays where nothing else is proven.
+    """
+    failed = {row.plan: row for row in turns if row.status != "ok" and row.plan != user_plan}
     return [failed.get(row.plan, row) for row in {row.plan: row for row in reversed(rows)}.values()][::-1]
 
 
@@ -36,7 +39,7 @@ def conclude(search: Search, proof: Proof, roofs: Sequence[Roof], roofs_missing:
     """
     aim, probe, space, session = search.question.aim, search.probe, search.space, search.session
     check_ran(session, space)
-    table = select_rows(session.rows, session.turns)
+    table = select_rows(session.rows, session.turns, space.user_plan)
     baseline = next((row for row in table if row.plan == space.user_plan), None)
     picks = pick(table, proof, user_plan=space.user_plan, memory_limit_gib=search.memory_gib)
     chosen, n_samples = picks.recommended.trial, probe.facts.n_samples
@@ -58,7 +61,7 @@ def conclude(search: Search, proof: Proof, roofs: Sequence[Roof], roofs_missing:
         picks=picks,
         search=summary,
         learning_rate=rate,
-        epoch_seconds=build_epoch_seconds(chosen, n_samples, turns=session.turns),
+        epoch_seconds=build_epoch_seconds(picks.recommended, n_samples, proof.evidence.estimate_rate(space.user_plan)),
         user_plan=space.user_plan,
         baseline=baseline,
         repeats=tuple(session.turns),

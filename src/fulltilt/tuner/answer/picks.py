@@ -81,6 +81,7 @@ RULES = {
     "memory": f"least memory of {{n}} plans with at least {MEMORY_SPEED_SHARE_PCT:g} % of the best speed",
     "proven": "took turns with the settings as they were and is proven faster by more than 1 %; {memory}",
     "kept": "the settings as they were: no other plan is proven faster in the turns that decide; {memory}",
+    "unlooked": "faster in turns with the settings as they were; some changes were not looked at; {memory}",
     "overruled": "the settings as they were: the plan that is faster learned worse in the trainings of --verify",
     "worse": "faster than the settings as they were in turns, but learned worse in the trainings of --verify",
     "alone": "fastest of {n} plans that ran; the settings as they were did not: nothing says what it gains; {memory}",
@@ -131,12 +132,13 @@ class _Chooser:
         """Pick what is proven; else the settings as they were, and what came out ahead of them."""
         proof, own = self._proof, self._row_of.get(self._user_plan)
         best = self._row_of[proof.best]
-        if own is None or proof.base is None:
+        if own is None:
             return self._build(best, "alone"), None
-        gain = proof.gain
-        if gain is not None and gain.verdict == "faster":
+        if proof.is_proven:
             return self._build(best, "proven"), None
-        return self._build(own, "kept"), None if best is own else self._build(best, "unproven")
+        is_faster = proof.gain is not None and proof.gain.verdict == "faster"
+        other = None if best is own else self._build(best, "unlooked" if is_faster else "unproven")
+        return self._build(own, "kept"), other
 
     def pick_fastest(self) -> Pick:
         """Pick the fastest of the plans that took turns, where any did: single runs are fast by luck."""
@@ -177,7 +179,7 @@ class _Chooser:
         return Pick(
             trial=row,
             rule=RULES[rule].format(n=len(self._rows) if n is None else n, memory=self._describe_memory(row)),
-            proven={"proven": True, "unproven": False}.get(rule),
+            proven={"proven": True, "unproven": False, "unlooked": False}.get(rule),
             gain=gain,
             tied_with=tuple(tied),
             changes=describe_changes(self._user_plan, row.plan),

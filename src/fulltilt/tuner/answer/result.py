@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,9 @@ from fulltilt.report.summary import count, describe_plan, format_duration
 from fulltilt.report.trials_csv import build_trials_csv
 from fulltilt.report.turns import name_sides
 from fulltilt.report.verdict import describe_verdict
-from fulltilt.stats import compute_interval
 from fulltilt.tuner.answer.advice import Advice
 from fulltilt.tuner.answer.hints import Hint
-from fulltilt.tuner.answer.picks import Picks
+from fulltilt.tuner.answer.picks import Pick, Picks
 from fulltilt.tuner.answer.quality import Verification
 from fulltilt.tuner.answer.savings import Savings
 from fulltilt.tuner.picks.changes import LearningRate
@@ -158,23 +155,19 @@ def write_result(result: TuneResult, folder: Path) -> list[Path]:
     ]
 
 
-def build_epoch_seconds(trial: Trial, n_samples: int | None, *, turns: Sequence[Trial] = ()) -> EpochSeconds:
-    """Compute samples over samples per second: the geometric mean of the plan's turns, else its whole run.
-
-    The interval is over its processes: the next run is another one, and steps inside one say nothing of how these
-    differ. A plan without turns has that of its run.
+def build_epoch_seconds(pick: Pick, n_samples: int | None, before_samples_per_s: float) -> EpochSeconds:
+    """Compute samples over samples per second: as in the turns that decided, else as in the plan's whole run.
 
     Args:
-        turns: Rows of plans in turns.
+        before_samples_per_s: Of the user's own plan in turns; nan where it took none.
     """
-    rates = [row.samples_per_s for row in turns if row.plan == trial.plan and row.samples_per_s]
-    if not n_samples or not trial.samples_per_s:
+    rate, interval = pick.trial.samples_per_s, pick.trial.samples_per_s_ci95
+    if not n_samples or not rate:
         return EpochSeconds(estimate=None, ci95=None)
-    rate, interval = trial.samples_per_s, trial.samples_per_s_ci95
-    if len(rates) > 1:
-        rate = statistics.geometric_mean(rates)
-        low, high = compute_interval([math.log(rate) for rate in rates])
-        interval = math.exp(low), math.exp(high)
+    if before_samples_per_s > 0:
+        gains_pct = (0.0, 0.0, 0.0) if pick.gain is None else (pick.gain.gain_pct, *pick.gain.ci_pct)
+        rate, *ends = (before_samples_per_s * (1 + gain_pct / 100) for gain_pct in gains_pct)
+        interval = None if pick.gain is None else (ends[0], ends[1])
     if interval is None or min(interval) <= 0:
         return EpochSeconds(estimate=n_samples / rate, ci95=None)
     return EpochSeconds(estimate=n_samples / rate, ci95=(n_samples / interval[1], n_samples / interval[0]))

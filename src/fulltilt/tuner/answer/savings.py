@@ -73,17 +73,16 @@ def build_savings(
     if gain is None or gain.n_groups < 2:
         return None, {"savings": "the plan and the user's own took no turns that could be compared"}
     figures = _compute_times(gain, before_samples_per_s, n_samples, n_epochs)
-    if gain.verdict == "faster":  # each second of training with the faster plan saves ``speedup − 1`` seconds
+    verdict = gain.verdict if best.proven or gain.verdict != "faster" else "undecided"
+    if verdict == "faster":  # each second of training with the faster plan saves ``speedup − 1`` seconds
         low, high = gain.ci_pct
         figures["payback_s"] = search_s / (gain.gain_pct / 100)
         figures["payback_s_ci"] = (search_s / (high / 100), search_s / (low / 100))
-    savings = Savings(
-        verdict=gain.verdict, n_groups=gain.n_groups, n_samples=n_samples, n_epochs=n_epochs, **ids, **figures
-    )
+    savings = Savings(verdict=verdict, n_groups=gain.n_groups, n_samples=n_samples, n_epochs=n_epochs, **ids, **figures)
     reasons = _explain_nulls(
         savings, "the dataset has no length" if n_samples is None else "the length of the run is not known"
     )
-    unpaid = f"{gain.verdict}: nothing pays the search back"
+    unpaid = f"{verdict}: nothing pays the search back"
     return savings, reasons | {name: unpaid for name in reasons if "payback" in name}
 
 

@@ -7,6 +7,7 @@ train them. Quality is that of the validation set; time is training time, evalua
 import dataclasses
 import hashlib
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -40,6 +41,7 @@ def add_verification(result: TuneResult, verification: Verification) -> TuneResu
     n_samples, search_s = result.workload.get("n_samples"), result.search.seconds + result.search.earlier_s
     kept = Pick(trial=own, rule=RULES["overruled"], changes=describe_changes(own.plan, own.plan))
     picks = dataclasses.replace(result.picks, recommended=kept)
+    before_samples_per_s = (result.savings and result.savings.before_samples_per_s) or math.nan
     savings, unsaved = build_savings(
         picks, baseline=own, before_samples_per_s=0.0, n_samples=n_samples, n_epochs=None, search_s=search_s
     )
@@ -47,7 +49,7 @@ def add_verification(result: TuneResult, verification: Verification) -> TuneResu
         result,
         picks=dataclasses.replace(picks, unproven=dataclasses.replace(worse, proven=False, rule=RULES["worse"])),
         learning_rate=dataclasses.replace(result.learning_rate, to=result.learning_rate.start),
-        epoch_seconds=build_epoch_seconds(own, n_samples, turns=result.repeats),
+        epoch_seconds=build_epoch_seconds(kept, n_samples, before_samples_per_s),
         savings=savings,
         null_reasons=reasons | unsaved,
     )
