@@ -10,6 +10,7 @@ from fulltilt.errors import NoPlanError, RunFolderError
 from fulltilt.levers import Facts
 from fulltilt.records.run_folder import RunFolder, append_line
 from fulltilt.report.summary import describe_search
+from fulltilt.stats import Turns
 from fulltilt.tuner import tune
 from fulltilt.tuner.answer.conclude import conclude
 from fulltilt.tuner.question.space import Space
@@ -20,13 +21,14 @@ from fulltilt.tuner.search.progress import SearchNoted
 from fulltilt.tuner.search.proof import Proof
 from fulltilt.tuner.search.search import merge_facts, run_proof, run_strategy
 from fulltilt.tuner.search.session import Session
+from fulltilt.tuner.trials.rows import build_turns_row
 
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)
 QUICK = dataclasses.replace(OPTIONS, strategy="quick")
 
 
-def search_all(answer, space=SPACE, options=OPTIONS, *, in_turns=None, **session_options):
-    session = Session(SimulatedTarget(answer, in_turns=in_turns), Journal(), **session_options)
+def search_all(answer, space=SPACE, options=OPTIONS, *, in_turns=None, way="usual", **session_options):
+    session = Session(SimulatedTarget(answer, in_turns=in_turns, way=way), Journal(), **session_options)
     return search_to_the_end(session, space, options)
 
 
@@ -338,12 +340,33 @@ def test_a_machine_on_which_steps_stall_is_called_busy_with_the_folder_that_lets
         assert all("--out and a new folder" in note for note in said)
 
 
-def test_turns_that_could_not_be_taken_at_the_same_time_are_named():
-    made, proof = search_all(answer_larger_is_faster)
-    made.target.takes_turns = False
-    result = conclude(made, proof, (), "")
-    assert find_notes(result, "the compared plans could not live at the same time")
-    assert not result.search.takes_turns
+@pytest.mark.parametrize("way", ["usual", "passive", "whole"])
+def test_how_plans_took_turns_is_told_of_the_rows(way):
+    _, result = run(answer_larger_is_faster, way=way)
+    assert len(find_notes(result, "the compared plans could not live at the same time")) == (way == "whole")
+    assert (result.search.takes_turns, result.search.waits_passively) == (way != "whole", way == "passive")
+
+
+def test_a_search_that_goes_on_measures_as_its_earlier_groups_were(tmp_path, monkeypatch):
+    def hold(folder):
+        row = build_turns_row(
+            USER, Turns(samples_per_s=1.0, stalled_pct=0.0), id="t1", why="", seconds=1.0, way="passive"
+        )
+        journal = Journal()
+        journal.append(dataclasses.replace(row, group=1))
+        return journal
+
+    def note(target, plan):
+        seen.append(target.runner)
+        raise KeyboardInterrupt
+
+    seen = []
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr("fulltilt.tuner.search.search.Journal", hold)
+    monkeypatch.setattr("fulltilt.tuner.trials.target.ProcessTarget.read_facts", note)
+    with pytest.raises(KeyboardInterrupt):
+        tune(tmp_path / "a.yaml", device="cpu", out=tmp_path / "out")
+    assert (seen[0].waits_passively, seen[0].is_settled) == (True, True)
 
 
 def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_its_own(tmp_path, monkeypatch):
