@@ -47,7 +47,7 @@ def run_duel(first: Plan, second: Plan, target: Target, *, n_groups: int) -> lis
     pairs = []
     for number in range(n_groups):
         plans = {f"g{number}-first": first, f"g{number}-second": second}
-        rows = target.run_group(dict(list(plans.items())[:: (-1) ** number]), why="in turn with the other")
+        rows = target.run_group(plans, why="in turn with the other")
         rates = {row.plan: _read_rate(row) for row in rows}
         pairs.append((rates[first], rates[second]))
     return pairs

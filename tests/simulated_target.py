@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from fulltilt.records import IN_TURNS, Measurement, PhasesMs, Plan, Status, Trial
+from fulltilt.records.trial import TurnsWay
 from fulltilt.stats import Turns
 from fulltilt.tuner.trials.rows import build_row, build_turns_row
 
@@ -33,6 +34,7 @@ class SimulatedTarget:
         on_call: Comes before each process, to count or interrupt.
         noise_pct: Standard deviation of what processes of one plan in turns differ by.
         drift_pct: Of what groups differ by, each plan of a group alike.
+        way: How plans of a group take turns.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class SimulatedTarget:
         noise_pct: float = 0.0,
         drift_pct: float = 0.0,
         seed: int = 0,
+        way: TurnsWay = "usual",
     ):
         self._answer, self._in_turns, self._on_call = answer, in_turns or answer, on_call
         self._noise, self._drift, self._rng = noise_pct / 100, drift_pct / 100, random.Random(seed)
-        self.takes_turns, self.waits_passively = True, False
+        self._way: TurnsWay = way
         self.asked: list[Plan] = []  # each by itself
         self.groups: list[tuple[Plan, ...]] = []
 
@@ -70,7 +73,7 @@ class SimulatedTarget:
                 return [_build_failed(plan, answer, id=id, why=why, kind=IN_TURNS)]
             rate = (answer.samples_per_s or 1.0) * math.exp(level + self._rng.gauss(0, self._noise))
             turns = Turns(samples_per_s=rate, stalled_pct=answer.stalled_pct)
-            rows.append(build_turns_row(plan, turns, id=id, why=why, seconds=answer.seconds))
+            rows.append(build_turns_row(plan, turns, id=id, why=why, seconds=answer.seconds, way=self._way))
         return rows
 
 

@@ -68,12 +68,12 @@ def test_plans_of_a_group_have_a_row_each_with_their_speed_and_why_there_is_noth
     for row in rows:
         assert (row.status, row.reason, row.why, row.kind) == ("ok", None, "because", IN_TURNS)
         assert (row.samples_per_s, row.stalled_pct) == (pytest.approx(1000.0), pytest.approx(2.0))
+        assert row.turns == "usual"
         assert row.seconds > 0
         missing = {name for name in NULLABLE if getattr(row, name) is None}
         assert missing == {*NULLABLE} - {"samples_per_s"}
         assert all(row.null_reasons[name] for name in missing)
         assert loads(Trial, dumps(row)) == row
-    assert target.takes_turns
 
 
 @pytest.mark.parametrize("status", ["error", "out_of_memory"])

@@ -2,8 +2,11 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,11 +16,13 @@ from tests.faults.leftovers import watch_zygote
 
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource
+from fulltilt.stats import Turns
 from fulltilt.tuner.trials import client, live
-from fulltilt.tuner.trials.client import ZygoteDiedError
 from fulltilt.tuner.trials.live import ArmFailedError, GroupRunner, LiveArm, open_arms
+from fulltilt.tuner.trials.rows import build_turns_row
 
 HERE = Path(__file__).parent
+ASKED = {"id": "", "why": "", "seconds": 1.0}
 BODIES = (str(HERE), str(HERE.parent / "chaos"))
 
 
@@ -136,7 +141,6 @@ def test_an_arm_that_fails_says_how_and_nothing_is_left_of_any(family, at, then,
     assert words in failed.value.reason
     assert failed.value.reason.endswith(f"(log: {failed.value.log_path})")
     assert "\n" not in failed.value.reason
-    assert family.list_kinds("c") == (["turns"] if at else [])
     assert family.find_leftovers() == []
     assert not [name for name in os.listdir("/dev/shm") if name.endswith("_12345_0")]
     with family.open(a={}) as arms:
@@ -171,22 +175,85 @@ def test_a_server_that_was_killed_costs_a_group_a_new_one_once(family, tmp_path)
     assert group["b"].samples_per_s / group["a"].samples_per_s == pytest.approx(2)
     assert family.list_kinds("a") == family.list_kinds("b") == ["turns", "turns"]
     assert runner.takes_turns
-    with pytest.raises(ZygoteDiedError, match="SIGKILL"):
+    with pytest.raises(ArmFailedError, match="ended by SIGKILL, twice") as failed:
         runner({"a": family.build("a"), "b": family.build("b", at=2, then="kill_zygote")})
+    assert (failed.value.name, failed.value.status) == ("b", "error"), "as of one that does so in a run of its own"
     assert family.zygote.pid is None
     assert family.find_leftovers() == []
 
 
-def test_plans_that_cannot_live_together_run_whole_one_after_the_other_from_then_on(family, tmp_path):
+def test_as_many_plans_as_cannot_live_together_run_whole_one_after_the_other_from_then_on(family, tmp_path):
     runner = GroupRunner(lambda environment: family.zygote, tmp_path)
-    full = {"at": 1, "then": "raise_error", "details": {"type": "MemoryError", "message": "no room for two"}}
-    requests = {"a": family.build("a"), "b": family.build("b", rate=2000.0, **full)}
+    full = {"at": 1, "then": "raise_error", "details": {"type": "MemoryError", "message": "no room for three"}}
+    requests = {name: family.build(name) for name in "ac"} | {"b": family.build("b", rate=2000.0, **full)}
     for n in (1, 2):
         group = runner(requests)
-        assert {name: turns.samples_per_s for name, turns in group.items()} == {"a": 1000.0, "b": 2000.0}
-        assert not runner.takes_turns
+        assert {name: turns.samples_per_s for name, turns in group.items()} == {"a": 1000.0, "b": 2000.0, "c": 1000.0}
+        assert runner.way == "whole"
         assert family.list_kinds("a") == family.list_kinds("b") == ["turns"] + n * ["trial"]
+    runner({name: requests[name] for name in "ac"})
+    assert (runner.way, family.list_kinds("a")[-1]) == ("usual", "turns"), "two have room"
     assert family.find_leftovers() == []
+
+
+def build_rows(way, n, group):
+    row = build_turns_row(default_plan({"batch_size": 8}), Turns(samples_per_s=1.0, stalled_pct=0.0), way=way, **ASKED)
+    return [dataclasses.replace(row, id=f"{group}-{i}", group=group) for i in range(n)]
+
+
+def test_groups_of_a_search_that_goes_on_are_as_those_before(tmp_path):
+    runner = GroupRunner(lambda environment: pytest.fail("no process is needed"), tmp_path)
+    runner.recall([])
+    assert (runner.is_settled, runner.waits_passively, runner.n_fit) == (False, False, math.inf)
+    runner.recall([*build_rows("whole", 4, 1), *build_rows("usual", 3, 2)])
+    assert (runner.is_settled, runner.waits_passively, runner.n_fit) == (True, False, 3)
+    runner.recall([*build_rows("passive", 2, 1), *build_rows("whole", 5, 2)])
+    assert (runner.is_settled, runner.waits_passively, runner.n_fit) == (True, True, 4)
+
+
+def test_the_first_group_decides_how_threads_wait_by_the_plans_that_can_tell(family, tmp_path):
+    def run(runner, *, stalled_pct, **n_workers):
+        environments = []
+        runner.find_zygote = lambda environment: environments.append(environment) or family.zygote
+        requests = {name: family.build(name, stalled_pct=0.0 if n else stalled_pct) for name, n in n_workers.items()}
+        plans = {name: default_plan({"batch_size": 8, "num_workers": n}) for name, n in n_workers.items()}
+        runner({name: dataclasses.replace(request, plan=plans[name]) for name, request in requests.items()})
+        return runner.way, [bool(environment) for environment in environments]
+
+    def find_zygote(environment):
+        return family.zygote
+
+    switched, quiet, blind = (GroupRunner(find_zygote, tmp_path) for _ in range(3))
+    assert run(switched, stalled_pct=50.0, a=0, b=2) == ("passive", [False] * 2 + [True] * 2), "no row of the first way"
+    assert run(switched, stalled_pct=0.0, a=0, b=0) == ("passive", [True] * 2)
+    assert run(quiet, stalled_pct=0.0, a=0, b=0) == ("usual", [False] * 2)
+    assert run(quiet, stalled_pct=50.0, a=0, b=0) == ("usual", [False] * 2), "figures of both ways do not mix"
+    assert run(blind, stalled_pct=50.0, a=2, b=2) == ("usual", [False] * 2)
+
+
+def test_arms_on_a_cpu_share_what_is_free_and_no_arm_has_more_than_a_whole_run(family, monkeypatch):
+    monkeypatch.setattr(live, "read_memory_bytes", lambda: (100, 50))
+    monkeypatch.setattr(live, "read_memory_room_bytes", lambda: None)
+
+    def share(*limits, device="cpu"):
+        request = dataclasses.replace(family.build("a"), device=device)
+        requests = {n: dataclasses.replace(request, memory_limit_bytes=limit) for n, limit in enumerate(limits)}
+        return [request.memory_limit_bytes for request in live.share_memory(requests).values()]
+
+    assert share(45, 45, 45) == [15, 15, 15]
+    assert share(7, 45, None) == [7, 15, None]
+    assert share(45, 45, device="cuda:0") == [45, 45]
+    monkeypatch.setattr(live, "read_memory_room_bytes", lambda: 40)
+    assert share(45, 45) == [18, 18]
+
+
+def test_processes_start_in_random_order(family, tmp_path):
+    orders = set()
+    for n in range(12):
+        with family.open(**{f"{n}-{name}": {} for name in "ab"}) as arms:
+            pids = [int(family.read_notes(name)[0][1]) for name in arms]
+        orders.add(pids[0] < pids[1])
+    assert orders == {True, False}, "both, but for once in 2,000 times"
 
 
 def test_a_plan_that_fails_for_itself_is_not_run_whole_unless_it_was_for_memory(family, tmp_path):
@@ -195,12 +262,12 @@ def test_a_plan_that_fails_for_itself_is_not_run_whole_unless_it_was_for_memory(
         with pytest.raises(ArmFailedError) as failed:
             runner({"a": family.build("a"), "b": family.build("b", at=1, then="raise_error", **config)})
         assert failed.value.name == "b"
-        return failed.value.status, runner.takes_turns
+        return failed.value.status, runner.n_fit
 
-    assert measure() == ("error", True)
+    assert measure() == ("error", math.inf)
     assert "trial" not in family.list_kinds("b")
     full = {"type": "MemoryError", "message": "no room, not even alone"}
-    assert measure(details=full, whole="raise_error") == ("out_of_memory", True), "the others may fit together"
+    assert measure(details=full, whole="raise_error") == ("out_of_memory", math.inf), "the others may fit together"
     assert family.list_kinds("b")[-1] == "trial"
 
 
@@ -219,7 +286,7 @@ def test_an_interrupt_between_asking_for_a_process_and_hearing_of_it_leaves_noth
 
     def interrupt_second(zygote, scratch, descriptors):
         pid = fork(zygote, scratch, descriptors)
-        if family.read_notes("a"):
+        if family.read_notes("a") or family.read_notes("b"):
             raise KeyboardInterrupt
         return pid
 
@@ -240,10 +307,16 @@ def test_a_second_interrupt_while_the_first_ends_all_leaves_nothing(family, tmp_
 
 def test_an_arm_that_does_not_end_when_told_is_ended(family, monkeypatch):
     monkeypatch.setattr(live, "END_PATIENCE_S", 0.3)
-    with family.open(a={"ends": False}) as arms:
+    with family.open(a={"linger_s": 600}) as arms:
         arms["a"].run_block()
     assert family.find_leftovers() == []
     assert family.zygote.pid is not None
+
+
+def test_arms_end_at_the_same_time(family):
+    with family.open(**{name: {"linger_s": 1.0} for name in "abcd"}):
+        start_s = time.monotonic()
+    assert time.monotonic() - start_s < 3.0, "each takes a second to end"
 
 
 def test_the_end_of_one_trial_is_not_that_of_another_and_an_orphan_of_it_ends_at_last(family, tmp_path):
@@ -269,3 +342,24 @@ def test_the_end_of_one_trial_is_not_that_of_another_and_an_orphan_of_it_ends_at
         left = [read_state(number) for number in (loner, orphan.read_text())]
         assert left == ["gone", "gone"], "once no other trial is alive, it is known that nobody needs them"
     assert family.find_leftovers() == []
+
+
+def test_a_kill_of_the_whole_process_group_while_all_stand_still_leaves_nothing(family, tmp_path):
+    """As ``kill -9 %1`` in a shell: none of ours is asked, and a process that is stopped sees no end of its parent."""
+    code = f"""
+import pathlib, sys, time
+sys.path[:0] = {[str(HERE.parents[1]), *BODIES]}
+from tests.faults import test_faults_live_arms as t
+folder = pathlib.Path({str(tmp_path)!r})
+family = t.Family(t.client.Zygote(folder / "command.log", body="trial_bodies:do", preload=("json",)), None, folder)
+with family.open(a={{}}, b={{}}):
+    print("still", flush=True)
+    time.sleep(600)
+"""
+    command = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    with command:
+        assert command.stdout.readline() == b"still\n"
+        wait_until(lambda: family.read_states("a") == family.read_states("b") == ["T", "T"])
+        assert len(family.find_leftovers()) > 4
+        os.killpg(command.pid, signal.SIGKILL)
+    wait_until(lambda: family.find_leftovers() == [])

@@ -1,14 +1,18 @@
 """Real trials of workloads that go wrong: torch, the engine, data workers and limits are all what users get."""
 
 import os
+import signal
 import subprocess
+import time
 
 import pytest
 from tests.faults.leftovers import count_descriptors, watch_zygote
 
+from fulltilt.hardware import proctree
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest
 from fulltilt.tuner.question.source import resolve_target
+from fulltilt.tuner.trials.live import open_arms
 from fulltilt.tuner.trials.target import ProcessTarget
 
 WORKERS, LIMITED, HANGS = {"workers": 1}, {"limit_bytes": 768 * 2**20}, {"deadline_s": 1.5}
@@ -83,6 +87,21 @@ def test_a_real_trial_gets_its_status_and_leaves_nothing(watched, tmp_path, name
     assert (trial.status, words in (trial.reason or "")) == (status, True), trial.reason
     assert find_leftovers() == []
     assert count_descriptors(os.getpid()) <= n_open
+
+
+def test_data_workers_that_are_stopped_end_with_the_server_though_nobody_ends_them(watched, tmp_path):
+    zygote, find_leftovers = watched
+    source, plan = resolve_target("faulty_workloads:fine").source, default_plan({"batch_size": 16, "num_workers": 2})
+    request = TrialRequest(id="t1", source=source, plan=plan, device="cpu")
+    with open_arms(lambda request: zygote, {"t1": request}, tmp_path):
+        family = proctree.find_descendants(zygote.pid)
+        assert len(family) == 3
+        os.kill(zygote.pid, signal.SIGKILL)
+        end_s = time.monotonic() + 60
+        while {entry.state for pid in family if (entry := proctree.read_process(pid))} - {"Z"}:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+    assert find_leftovers() == []
 
 
 def can_mount() -> bool:

@@ -303,8 +303,10 @@ def test_a_zygote_that_starts_slower_than_the_budget_is_not_waited_for(build_zyg
         target.read_facts(default_plan({"batch_size": 1}))
     assert ended.value.remedy == "give a larger --budget", "it was all of what the process had done"
     assert zygote.pid is None
-    row = target(default_plan({"batch_size": 1}), id="t1", why="")
-    assert row.status == "timeout"
+    plan = default_plan({"batch_size": 1})
+    row = target(plan, id="t1", why="")
+    rows = target.run_group({"t2": plan, "t3": plan.replace(batch_size=2)}, why="")
+    assert (row.status, [row.status for row in rows]) == ("timeout", ["timeout"])
     assert zygote.pid is None
 
 

@@ -130,8 +130,9 @@ class Child(chaos_bodies.Child):
         fulltilt.tune("nowhere:nothing")
 
     def take_turns(
-        self, note, at=None, then="finish", details=None, has_company=False, rate=1000.0, ends=True, whole=None
-    ):
+        self, note, at=None, then="finish", details=None, has_company=False, rate=1000.0, linger_s=0.0, whole=None,
+        stalled_pct=0.0,
+    ):  # fmt: skip
         """Blocks of steps until told to end; ``then`` comes in block ``at``, where 0 is before all."""
         kind = self.request["kind"]
         words = self.start_company() if has_company and kind == "turns" else ""
@@ -144,10 +145,11 @@ class Child(chaos_bodies.Child):
         self.answer({"blocks": 0})
         for number, order in enumerate(self.answer.take_orders(), start=1):
             if order == "end":
-                return None if ends else time.sleep(600)
+                return time.sleep(linger_s)
             if number == at:
                 getattr(self, then)(**details or {})
-            self.answer({"block": {"n_samples": 10, "seconds": 10 / rate, "stalled_s": 0.0}, "blocks": number})
+            block = {"n_samples": 10, "seconds": 10 / rate, "stalled_s": stalled_pct / 100 * 10 / rate}
+            self.answer({"block": block, "blocks": number})
         return None
 
     def wait_for(self, path):

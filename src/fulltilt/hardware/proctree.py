@@ -237,10 +237,9 @@ def kill_processes(pids: list[int], *, spare_cleaners: bool = False) -> None:
     With ``spare_cleaners`` the caller looks again: what was forked just now is spared until it shows what it is.
     """
     for pid in pids:
-        if spare_cleaners and _is_cleaner(pid):
-            continue
+        is_spared = spare_cleaners and _is_cleaner(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGCONT if is_spared else signal.SIGKILL)  # one that is stopped cleans nothing
 
 
 def _is_cleaner(pid: int) -> bool:

@@ -14,6 +14,9 @@ WHOLE_RUN = "end_to_end"
 IN_TURNS = "repeat"
 """The kind of row that has the speed of a plan whose process took turns with those of others, and no other figure."""
 
+TurnsWay = Literal["usual", "passive", "whole"]
+"""How plans took turns: as usual, with threads that sleep while they wait, or by whole processes one after another."""
+
 BUSY_PCT = 50.0
 """``cpu_pressure_pct`` above which a row's figures are those of a busy machine."""
 
@@ -82,6 +85,7 @@ class Trial(Figures):
     kind: str = "end_to_end"  # WHOLE_RUN, IN_TURNS or one of PROBES
     group: int | None = None  # of rows in turns: those of one group lived at the same time; from 1
     stalled_pct: float | None = None  # of rows in turns: of the time, that of steps over five times as long as usual
+    turns: TurnsWay | None = None  # of rows in turns that are ok
     n_devices: int = 1
     batch_size_per_device: int = 0
     effective_batch_size: int = 0

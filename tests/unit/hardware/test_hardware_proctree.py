@@ -1,6 +1,7 @@
 """Who belongs to a trial, read from /proc."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,10 @@ def test_a_cleaner_is_spared_and_others_are_not():
         while other.poll() is None:  # during exec it has no command line, and is looked at again
             proctree.kill_processes([cleaner.pid, other.pid], spare_cleaners=True)
         assert other.returncode == -9
+        cleaner.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, cleaner.pid, os.WSTOPPED)
+        proctree.kill_processes([cleaner.pid], spare_cleaners=True)
+        assert not proctree.is_process_stopped(cleaner.pid), "it could clean nothing"
         assert cleaner.poll() is None
         proctree.kill_processes([cleaner.pid])
         assert cleaner.wait(300) == -9

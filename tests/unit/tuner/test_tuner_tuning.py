@@ -10,6 +10,7 @@ from fulltilt.errors import NoPlanError, RunFolderError
 from fulltilt.levers import Facts
 from fulltilt.records.run_folder import RunFolder, append_line
 from fulltilt.report.summary import describe_search
+from fulltilt.stats import Turns
 from fulltilt.tuner import tune
 from fulltilt.tuner.answer.conclude import conclude
 from fulltilt.tuner.question.space import Space
@@ -20,13 +21,14 @@ from fulltilt.tuner.search.progress import SearchNoted
 from fulltilt.tuner.search.proof import Proof
 from fulltilt.tuner.search.search import merge_facts, run_proof, run_strategy
 from fulltilt.tuner.search.session import Session
+from fulltilt.tuner.trials.rows import build_turns_row
 
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)
 QUICK = dataclasses.replace(OPTIONS, strategy="quick")
 
 
-def search_all(answer, space=SPACE, options=OPTIONS, *, in_turns=None, **session_options):
-    session = Session(SimulatedTarget(answer, in_turns=in_turns), Journal(), **session_options)
+def search_all(answer, space=SPACE, options=OPTIONS, *, in_turns=None, way="usual", **session_options):
+    session = Session(SimulatedTarget(answer, in_turns=in_turns, way=way), Journal(), **session_options)
     return search_to_the_end(session, space, options)
 
 
@@ -328,12 +330,40 @@ def test_the_settings_as_they_were_let_a_search_go_on():
 
 def test_what_disturbed_the_turns_is_in_the_summary_and_told_once():
     """The screen says it from 5 % of stalls on, and a note said it in other words from more than 5 % on."""
-    made, proof = search_all(answer_larger_is_faster, in_turns=lambda plan: Answer(samples_per_s=1.0, stalled_pct=20.0))
-    made.target.takes_turns = False
-    result = conclude(made, proof, (), "")
+    _, result = run(
+        answer_larger_is_faster, in_turns=lambda plan: Answer(samples_per_s=1.0, stalled_pct=20.0), way="whole"
+    )
     assert (result.search.stalled_pct, result.search.takes_turns) == (pytest.approx(20.0), False)
     assert not find_notes(result, "busy")
     assert not find_notes(result, "same time")
+
+
+@pytest.mark.parametrize("way", ["usual", "passive", "whole"])
+def test_how_plans_took_turns_is_told_of_the_rows(way):
+    _, result = run(answer_larger_is_faster, way=way)
+    assert (result.search.takes_turns, result.search.waits_passively) == (way != "whole", way == "passive")
+
+
+def test_a_search_that_goes_on_measures_as_its_earlier_groups_were(tmp_path, monkeypatch):
+    def hold(folder):
+        row = build_turns_row(
+            USER, Turns(samples_per_s=1.0, stalled_pct=0.0), id="t1", why="", seconds=1.0, way="passive"
+        )
+        journal = Journal()
+        journal.append(dataclasses.replace(row, group=1))
+        return journal
+
+    def note(target, plan):
+        seen.append(target.runner)
+        raise KeyboardInterrupt
+
+    seen = []
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr("fulltilt.tuner.search.search.Journal", hold)
+    monkeypatch.setattr("fulltilt.tuner.trials.target.ProcessTarget.read_facts", note)
+    with pytest.raises(KeyboardInterrupt):
+        tune(tmp_path / "a.yaml", device="cpu", out=tmp_path / "out")
+    assert (seen[0].waits_passively, seen[0].is_settled) == (True, True)
 
 
 def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_its_own(tmp_path, monkeypatch):

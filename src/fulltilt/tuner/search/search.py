@@ -65,6 +65,7 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
         search_s, end_s = compute_search_s(options.budget_s), start_s + options.budget_s
     limit_bytes, memory_gib = find_limits(options, question.machine)
     with contextlib.closing(_build_target(question, folder, limit_bytes, tell)) as target:
+        target.runner.recall(journal.trials)
         # Rows of earlier runs in the folder cost nothing: while they counted, the same command could never go on.
         target.end_s = None if journal.n_found else end_s  # rows that are there are reported whatever is left
         probe = target.read_facts(default_plan({"batch_size": 1}))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from fulltilt.records import IN_TURNS, PROBES, WHOLE_RUN, Plan, Trial
+from fulltilt.stats.alternation import GROUP_S
 from fulltilt.tuner.search.budget import Refusal
 from fulltilt.tuner.search.journal import Journal, Key
 from fulltilt.tuner.search.progress import OnEvent, TrialCut, TrialDone, TrialStarted, TurnsDone
@@ -190,7 +191,12 @@ class Session:
     def _estimate_wish_s(self, wish: Ask | TakeTurns) -> float:
         if isinstance(wish, Ask):
             return self._estimate_s(wish.kind, wish.plan)
-        return sum(self._estimate_s(IN_TURNS, plan) for plan in wish.plans)
+        if self.turns:
+            return sum(self._estimate_s(IN_TURNS, plan) for plan in wish.plans)
+        # A process takes as long to start as that of its whole run did, and then its blocks.
+        timed_s = {r.plan: r.n_steps * r.effective_batch_size / (r.samples_per_s or math.inf) for r in self.rows}
+        starts_s = [max(0.0, self._estimate_s(WHOLE_RUN, plan) - timed_s.get(plan, 0.0)) for plan in wish.plans]
+        return sum(starts_s) + len(starts_s) * GROUP_S / 2
 
     def _estimate_s(self, kind: str, plan: Plan | None = None) -> float:
         """Estimate the seconds of a trial: its plan's last, else the median of its like; 0 before the first."""

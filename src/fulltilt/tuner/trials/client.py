@@ -89,6 +89,7 @@ class Zygote:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self._environment, MARK_VARIABLE: self._mark},
+                start_new_session=True,  # whoever kills our process group leaves it alive, to end its trials
             )
         pid = self._process.pid
         try:

@@ -5,10 +5,13 @@ connection to it, and the trial server ends whatever is below it.
 """
 
 import dataclasses
+import os
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from fulltilt.errors import UsageError
+from fulltilt.hardware import proctree
 from fulltilt.records import Event, TrialRequest, decode, encode
 from fulltilt.tuner.trials.measuring import (
     Answer,
@@ -130,6 +133,8 @@ def run_turns(request: TrialRequest, answer: Answer) -> None:
     from fulltilt.engine.measured.turns import BlockRunner
 
     assert isinstance(answer, Link)
+    # A data worker that is stopped together with this process would not see its end.
+    os.register_at_fork(after_in_child=lambda: proctree.set_death_signal(signal.SIGKILL))
     with build_request(request, answer) as run, explain_workers():
         answer({"progress": {"stage": "built"}})
         turns = BlockRunner(run)

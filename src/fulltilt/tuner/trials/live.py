@@ -5,19 +5,24 @@ Who waits for its turn is stopped, data workers too, so that it neither takes a 
 
 import contextlib
 import dataclasses
+import math
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from fulltilt.hardware import read_memory_bytes, read_memory_room_bytes
 from fulltilt.levers import list_environment
 from fulltilt.levers.wait_policy import VARIABLES
-from fulltilt.records import Evidence, TrialRequest, classify_outcome, decode
+from fulltilt.records import Evidence, Trial, TrialRequest, classify_outcome, decode
+from fulltilt.records.trial import TurnsWay
 from fulltilt.stats import Block, Turns, run_group
 from fulltilt.stats.alternation import STALLED_PCT
+from fulltilt.tuner.question.options import CPU_LIMIT_SHARE
 from fulltilt.tuner.trials.client import Zygote, ZygoteDiedError
 from fulltilt.tuner.trials.kinds import END, TAKE_BLOCK
 from fulltilt.tuner.trials.process import Watch, run_trial_process
@@ -47,8 +52,21 @@ class GroupRunner:
 
     find_zygote: Callable[[Mapping[str, str]], Zygote]  # environment → the server that has it
     folder: Path  # where the logs go
-    takes_turns: bool = True
+    takes_turns: bool = True  # whether the processes of the last group lived at the same time
     waits_passively: bool = False  # threads sleep while they wait: with other work on the cores, steps stall otherwise
+    is_settled: bool = False  # how threads wait: the first group in turns decides, for figures of both do not mix
+    n_fit: float = math.inf  # processes that have room beside each other, as far as was seen
+
+    @property
+    def way(self) -> TurnsWay:
+        """How the last group took turns."""
+        return "whole" if not self.takes_turns else "passive" if self.waits_passively else "usual"
+
+    def recall(self, rows: Sequence[Trial]) -> None:
+        """Go on as in the groups that these rows are of."""
+        ways = [row.turns for row in rows if row.turns not in (None, "whole")]
+        self.is_settled, self.waits_passively = bool(ways), ways[-1:] == ["passive"]
+        self.n_fit = min(Counter(row.group for row in rows if row.turns == "whole").values(), default=math.inf) - 1
 
     def __call__(self, requests: Mapping[Name, TrialRequest]) -> dict[Name, Turns]:
         """Measure a group.
@@ -56,36 +74,35 @@ class GroupRunner:
         Raises:
             ArmFailedError: a plan failed. TrainingError: no process can be started.
         """
-        if any(request.rank_devices for request in requests.values()):
-            self.takes_turns = False
-        while self.takes_turns:
-            try:
-                turns = self._take_turns(requests)
-            except ArmFailedError as error:
-                if error.status != "out_of_memory" or len(requests) == 1:
-                    raise
-                self.takes_turns = False
-                break
-            on_cpu = all(request.device == "cpu" for request in requests.values())
-            if self.waits_passively or not on_cpu or min(found.stalled_pct for found in turns.values()) < STALLED_PCT:
-                return turns
-            self.waits_passively = True  # also the fastest of them is held up: nothing can be told that way
+        has_ranks = any(request.rank_devices for request in requests.values())
+        self.takes_turns = len(requests) <= self.n_fit and not has_ranks
         try:
-            return {name: self._run_whole(name, requests[name]) for name in random.sample([*requests], len(requests))}
+            if self.takes_turns:
+                return self._take_turns(requests)
         except ArmFailedError as error:
-            has_ranks = any(request.rank_devices for request in requests.values())
-            self.takes_turns = error.status == "out_of_memory" and not has_ranks  # others may fit beside each other
-            raise
+            if error.status != "out_of_memory" or len(requests) == 1:
+                raise
+            self.takes_turns = False
+        turns = {name: self._run_whole(name, requests[name]) for name in random.sample([*requests], len(requests))}
+        self.n_fit = min(self.n_fit, len(requests) - 1)  # not where one failed: the others may fit beside each other
+        return turns
 
-    def _take_turns(self, requests: Mapping[Name, TrialRequest]) -> dict[Name, Turns]:
-        for is_last in (False, True):
-            try:
-                with open_arms(self._find_zygote, requests, self.folder) as arms:
-                    return run_group(arms)
-            except ZygoteDiedError:  # with all arms; a new one is tried once
-                if is_last:
-                    raise
-        raise AssertionError("unreachable")
+    def _take_turns(self, requests: Mapping[Name, TrialRequest], *, is_last: bool = False) -> dict[Name, Turns]:
+        try:
+            with open_arms(self._find_zygote, share_memory(requests), self.folder) as arms:
+                turns = run_group(arms)
+        except ArmFailedError as error:
+            if is_last or error.status != "error" or error.evidence.exit_code is not None:
+                raise  # else the server is gone, and nobody saw how the process ended: a new one is tried once
+            return self._take_turns(requests, is_last=True)
+        # With data workers steps come in bursts, and on a GPU they are only launched: such arms cannot tell.
+        telling = [name for name, it in requests.items() if it.device == "cpu" and not it.plan["num_workers"]]
+        stalled_pct = min((turns[name].stalled_pct for name in telling), default=0.0)
+        was_settled, self.is_settled = self.is_settled, True
+        if was_settled or stalled_pct < STALLED_PCT:
+            return turns
+        self.waits_passively = True  # also the fastest of them is held up: nothing can be told that way
+        return self._take_turns(requests)
 
     def _run_whole(self, name: Hashable, request: TrialRequest) -> Turns:
         log_path = name_log(self.folder, request)
@@ -98,6 +115,18 @@ class GroupRunner:
     def _find_zygote(self, request: TrialRequest) -> Zygote:
         usual = VARIABLES["passive"] if self.waits_passively else {}
         return self.find_zygote({**usual, **list_environment(request.plan)})
+
+
+def share_memory(requests: Mapping[Name, TrialRequest]) -> dict[Name, TrialRequest]:
+    """Limit each on a CPU to its part of what is free now, where that is less than a whole run may use."""
+    room_bytes = [room for room in (read_memory_bytes()[1], read_memory_room_bytes()) if room is not None]
+    share_bytes = int(CPU_LIMIT_SHARE * min(room_bytes) / len(requests))
+    return {
+        name: dataclasses.replace(request, memory_limit_bytes=min(request.memory_limit_bytes, share_bytes))
+        if request.memory_limit_bytes is not None and request.device == "cpu"
+        else request
+        for name, request in requests.items()
+    }
 
 
 def name_log(folder: Path, request: TrialRequest) -> Path:
@@ -119,7 +148,6 @@ class LiveArm:
         Raises:
             ArmFailedError: it ended first.
         """
-        self._watch.fork()
         self._await_blocks(0)
 
     def run_block(self) -> Block:
@@ -135,33 +163,39 @@ class LiveArm:
         self._await_blocks(self._n_blocks)
         return decode(Block, self._watch.reply["block"])
 
+    def tell_end(self) -> None:
+        """Have the process go on, and end where it waits for an order; ``close`` waits for that."""
+        self._signal(signal.SIGCONT)
+        if self._is_waiting:
+            self._watch.send(END)
+
     def close(self) -> None:
         """End the process and leave nothing of it behind, without waiting for a block that it is in."""
         watch = self._watch
         with contextlib.closing(watch), contextlib.suppress(ZygoteDiedError):  # all that lived has ended with it
             if watch.pid is not None and watch.is_alive:
-                self._signal(signal.SIGCONT)
-                if self._is_waiting:
-                    watch.send(END)
-                    end_s = time.monotonic() + END_PATIENCE_S
-                    while watch.is_alive and time.monotonic() < end_s:
-                        watch.wait()
+                self.tell_end()
+                end_s = time.monotonic() + END_PATIENCE_S * self._is_waiting
+                while watch.is_alive and time.monotonic() < end_s:
+                    watch.wait()
                 if watch.is_alive:
                     watch.kill()
 
     def _await_blocks(self, n_blocks: int) -> None:
-        """Wait until so many blocks were answered, then stop the process."""
-        watch, is_over = self._watch, False
+        """Wait until so many blocks were answered by the process, which starts with none, then stop it."""
+        watch, evidence = self._watch, None
         try:
+            if watch.pid is None:
+                watch.fork()
             while watch.reply.get("blocks") != n_blocks and watch.is_alive:
                 watch.wait()
             is_over = not watch.is_alive
-        except ZygoteDiedError:
-            if not watch.is_condemned:  # otherwise it was to be ended anyhow, and the reason stands
-                raise
+        except ZygoteDiedError as error:
             is_over = True
+            if not watch.is_condemned:  # otherwise it was to be ended anyhow, and the reason stands
+                evidence = Evidence(message=f"{error}, twice")
         if is_over:
-            raise ArmFailedError(self._name, watch.collect_evidence(), self._log_path)
+            raise ArmFailedError(self._name, evidence or watch.collect_evidence(), self._log_path)
         self._signal(signal.SIGSTOP)
         self._is_waiting = True
 
@@ -176,19 +210,20 @@ class LiveArm:
 def open_arms(
     find_zygote: Callable[[TrialRequest], Zygote], requests: Mapping[Name, TrialRequest], folder: Path
 ) -> Iterator[dict[Name, LiveArm]]:
-    """Start an arm for each request, one after the other: two that warm up at once take ten times as long.
+    """Start an arm for each request, one by one in random order: two that warm up at once take ten times as long.
 
     Raises:
-        ArmFailedError: one ended; the others are ended with it.
-        ZygoteDiedError: the process that they start from died.
+        ArmFailedError: one ended, or the process that they start from died; the others are ended with it.
     """
     with contextlib.ExitStack() as stack:
         arms: dict[Name, LiveArm] = {}
-        for name, request in requests.items():
+        for name, request in random.sample([*requests.items()], len(requests)):
             zygote = find_zygote(request)
             zygote.start()
             arm = LiveArm(name, dataclasses.replace(request, kind="turns"), zygote, name_log(folder, request))
             stack.callback(arm.close)
             arm.start()
             arms[name] = arm
-        yield arms
+        yield {name: arms[name] for name in requests}
+        for arm in arms.values():  # all at once, before one after the other is waited for
+            arm.tell_end()

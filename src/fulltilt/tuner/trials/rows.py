@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fulltilt.records import IN_TURNS, Figures, Measurement, PhasesMs, Plan, Status, Trial, classify_outcome, format_gib
+from fulltilt.records.trial import TurnsWay
 from fulltilt.stats import Turns
 from fulltilt.tuner.trials.process import ProcessOutcome
 
@@ -47,7 +48,9 @@ def build_trial(
     )  # fmt: skip
 
 
-def build_turns_row(plan: Plan, turns: Turns, *, id: str, why: str, seconds: float, n_devices: int = 1) -> Trial:
+def build_turns_row(
+    plan: Plan, turns: Turns, *, id: str, why: str, seconds: float, n_devices: int = 1, way: TurnsWay = "usual"
+) -> Trial:
     """Build the row of a plan that took turns with others: its speed, and nothing else."""
     measurement = Measurement(
         samples_per_s=turns.samples_per_s,
@@ -58,7 +61,7 @@ def build_turns_row(plan: Plan, turns: Turns, *, id: str, why: str, seconds: flo
         plan, id=id, why=why, kind=IN_TURNS, status="ok", reason=None, measurement=measurement, seconds=seconds,
         n_devices=n_devices,
     )  # fmt: skip
-    return dataclasses.replace(row, stalled_pct=turns.stalled_pct)
+    return dataclasses.replace(row, stalled_pct=turns.stalled_pct, turns=way)
 
 
 def build_row(

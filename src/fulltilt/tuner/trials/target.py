@@ -23,7 +23,7 @@ from fulltilt.records import (
     decode,
 )
 from fulltilt.tuner.trials.client import ANSWER_LIMIT_S, START_LIMIT_S, Zygote, Zygotes
-from fulltilt.tuner.trials.live import ArmFailedError, GroupRunner
+from fulltilt.tuner.trials.live import ArmFailedError, GroupRunner, name_log
 from fulltilt.tuner.trials.process import ProcessOutcome, run_trial_process
 from fulltilt.tuner.trials.rows import build_row, build_trial, build_turns_row
 
@@ -72,17 +72,7 @@ class ProcessTarget:
     def __post_init__(self) -> None:
         self._zygotes = Zygotes(self.zygote or Zygote(self.folder / "zygote.log"))
         self._n_ranks = max(1, len(self.usual.rank_devices))
-        self._runner = GroupRunner(self._start_zygote, self.folder)
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether the plans of a group live at the same time; else whole processes run one after the other."""
-        return self._runner.takes_turns
-
-    @property
-    def waits_passively(self) -> bool:
-        """Whether plans took turns with threads that sleep while they wait, since steps stalled otherwise."""
-        return self._runner.waits_passively
+        self.runner = GroupRunner(self._start_zygote, self.folder)
 
     def __call__(self, plan: Plan, *, id: str, why: str, kind: str = WHOLE_RUN) -> Trial:
         request = self._build_request(plan, id, kind if kind in PROBES else "trial")
@@ -109,18 +99,24 @@ class ProcessTarget:
         requests = {id: self._build_request(plan, id, "trial") for id, plan in plans.items()}
         begin_s = time.monotonic()
         try:
-            turns = self._runner({id: self._limit(request) for id, request in requests.items()})
-        except ArmFailedError as error:
-            seconds, id = time.monotonic() - begin_s, str(error.name)
+            turns = self.runner({id: self._limit(request) for id, request in requests.items()})
+        except (ArmFailedError, TrainingError) as error:
+            if isinstance(error, ArmFailedError):
+                id, status, reason = str(error.name), error.status, error.reason
+            elif self._is_over:
+                id, status, reason = next(iter(plans)), "timeout", str(error)
+            else:
+                raise
+            seconds = time.monotonic() - begin_s
             return [
                 build_row(
-                    plans[id], id=id, why=why, kind=IN_TURNS, status=error.status, reason=error.reason,
-                    seconds=seconds, n_devices=self._n_ranks,
+                    plans[id], id=id, why=why, kind=IN_TURNS, status=status, reason=reason, seconds=seconds,
+                    n_devices=self._n_ranks,
                 )
             ]  # fmt: skip
-        each_s = (time.monotonic() - begin_s) / len(plans)
+        each_s, way = (time.monotonic() - begin_s) / len(plans), self.runner.way
         return [
-            build_turns_row(plan, turns[id], id=id, why=why, seconds=each_s, n_devices=self._n_ranks)
+            build_turns_row(plan, turns[id], id=id, why=why, seconds=each_s, n_devices=self._n_ranks, way=way)
             for id, plan in plans.items()
         ]
 
@@ -189,7 +185,7 @@ class ProcessTarget:
         return run_trial_process(
             self._limit(request),
             zygote=zygote,
-            log_path=self.folder / "logs" / f"{request.id}.log",
+            log_path=name_log(self.folder, request),
             on_progress=None if tell is None else lambda values: tell(request.id, values),
         )
 
