@@ -236,8 +236,9 @@ class Proof:
         return self.is_earned or not changes_learning(_take_batch(self.base, self.best), self.best)
 
     def _is_faster(self, plan: Plan) -> bool:
-        has_base = self.base is not None and plan in self._fine
-        return has_base and self.evidence.compare(self.base, plan).verdict == "faster"
+        if self.base is None or plan not in self._fine:
+            return False
+        return self.evidence.compare(self.base, plan).verdict == "faster"
 
     def _is_worth(self, winner: Plan, without: Plan) -> bool:
         """Whether a change is worth 1 %; one of numerics or recipe has to be proven to gain, too.
