@@ -120,6 +120,7 @@ def run_command(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; argparse's own exits pass through as SystemExit."""
     command = next((word for word in argv if not word.startswith("-")), None)
     args = build_parser(command).parse_args(argv)
+    args.argv = argv
     if args.command is None:
         build_parser(None).print_help()
         return 2

@@ -227,7 +227,8 @@ def suggest_apply(args: argparse.Namespace, result: TuneResult, config: Config) 
 
     source = resolve_config_argument(args)
     if not is_import_path(source):
-        return f"the same command with --apply {source}"
+        forced = [] if result.picks.recommended.proven else ["--apply-unproven"]
+        return shlex.join(["fulltilt", *args.argv, "--apply", source, *forced])
     settings = plan_changes(result, config, result.picks.recommended, searched=config).values
     words = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     return " ".join(["fulltilt", "train", *list_train_words(args, source), *map(shlex.quote, words)])

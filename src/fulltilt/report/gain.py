@@ -44,7 +44,6 @@ def _say_side(pct: float) -> str:
 
 
 def draw_bar(value: float, scale: float, interval: Sequence[float] = (), width: int = BAR_WIDTH) -> str:
-    """Draw a figure as a bar, solid to the low end of its interval, light to the high one."""
-    low, high = interval or (value, value)
-    n_solid, n_all = (round(width * min(max(end, 0.0), scale) / scale) for end in (low, high))
+    """Draw a figure as a solid bar, and from there on light to the high end of its interval."""
+    n_solid, n_all = (round(width * min(max(end, 0.0), scale) / scale) for end in (value, max((value, *interval))))
     return ("█" * n_solid + "░" * (n_all - n_solid)).ljust(width)

@@ -83,20 +83,30 @@ def draw_levers(document: Document) -> str:
 
 
 def draw_phases(document: Document) -> str:
-    """Draw where the time of a step goes, the user's above the pick's; of a sample where batches differ."""
-    names = name_sides(document)
+    """Draw where the time of a step goes, the user's above the pick's; of a sample where batches differ.
+
+    The parts are those of each plan's whole run, and together as long as its step in turns: single runs may contradict
+    what was compared.
+    """
+    names, savings = name_sides(document), document.get("savings") or {}
+    rates = {"yours": savings.get("before_samples_per_s"), "pick": savings.get("after_samples_per_s")}
     rows = [row for row in document["trials"] if row["id"] in names and row.get("phases_ms")]
     is_same = len({(row["plan"]["batch_size"], row["plan"].get("accumulate")) for row in rows}) < 2
     unit, bars = "ms a step" if is_same else "µs a sample", []
     for row in sorted(rows, key=lambda row: names[row["id"]] != "yours"):
         parts = {name: row["phases_ms"][name] for name in PHASE_COLOURS if row["phases_ms"].get(name) is not None}
         factor = 1.0 if is_same else 1e6 / row["samples_per_s"] / (sum(parts.values()) or 1.0)
+        factor *= row["samples_per_s"] / (rates.get(names[row["id"]]) or row["samples_per_s"])
         parts = {name: value * factor for name, value in parts.items()}
         bars.append(
             Bar(label=f"{names[row['id']]} {row['id']}", figure=f"{sum(parts.values()):.3g} {unit}", parts=parts)
         )
     shown = {name: colour for name, colour in PHASE_COLOURS.items() if any(name in bar.parts for bar in bars)}
-    return build_bar_chart(bars, x_title=f"{unit}, each in its own whole run", colours=shown) if bars else ""
+    return (
+        build_bar_chart(bars, x_title=f"{unit}; parts as in a whole run, length as in turns", colours=shown)
+        if bars
+        else ""
+    )
 
 
 def draw_memory(document: Document) -> str:

@@ -1,5 +1,6 @@
 """Say what came of a search: one sentence, and the screen that ends ``fulltilt tune``."""
 
+import json
 import statistics
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -249,9 +250,9 @@ def describe_saving(document: Document) -> list[str]:
         low, high = map(format_duration, savings["saved_s_ci"])
         lines.append(f"{saved} of this run's {before} of training ({low} to {high}; {savings['n_epochs']} epochs)")
     took, after = format_duration(savings["search_s"]), format_duration(savings["payback_s"])
-    paid = f"the search took {took} and has paid for itself after {after} of training"
     is_long = savings["after_s"] is not None and savings["payback_s"] > savings["after_s"]
-    return [*lines, f"{paid}, longer than this run" if is_long else paid]
+    more = ", more than this run saves" if is_long else ""
+    return [*lines, f"the search took {took}{more}: paid back after {after} of training"]
 
 
 def describe_trainings(document: Document) -> list[str]:
@@ -308,10 +309,15 @@ def list_next(document: Document, *, source: str = "") -> list[str]:
         changed = list_settings(document.get("user_plan") or {}, (find_other(document) or {}).get("plan") or {})
         words = " ".join(f"{key}={value}" for key, _, value in changed)
         lines += [f"to decide it, {DECIDE} at most:", f"fulltilt compare {source} {words} --budget {DECIDE}"]
-    if learns_worse(document) or savings.get("verdict") == "undecided":
+    if is_worth_taking(document) and not document.get("verification"):
+        if (read_recommended(document).get("changes") or {}).get("numerics"):
+            lines.append("numerics: results differ by rounding; --verify trains with both and compares what is learned")
+    elif learns_worse(document) or (savings.get("verdict") == "undecided" and not search.get("stopped_by_budget")):
         lines.append("--apply FILE --apply-unproven writes the other plan all the same")
     if missing:
-        lines.append(f"not tried: {', '.join(missing)}; benchmark.levers in the configuration adds them")
+        part = next(part for part in advice if part["state"] == "not in the space")
+        adds = f"benchmark.levers in the YAML adds them, as in {part['lever']}: {json.dumps([part['value']])}"
+        lines.append(f"not tried: {', '.join(missing)}; {adds}")
     return lines[:N_NEXT]
 
 

@@ -26,7 +26,7 @@ from fulltilt.report.verdict import (
 
 FASTER, OPEN = compare(32, 24, 41), compare(3, -4, 11)
 COMPARE = "fulltilt compare a.yaml data.num_workers=2 speed.fused_optimizer=true"
-APPLY = "the same command with --apply a.yaml"
+APPLY = "fulltilt tune a.yaml --apply a.yaml"
 LONG_PLAN = {
     "batch_size": 16, "accumulate": 2, "num_workers": 12, "precision": "bf16", "compile": "max-autotune",
     "channels_last": True, "persistent_workers": True, "prefetch_factor": 8, "pin_memory": True, "placement": "ram",
@@ -189,7 +189,7 @@ def test_each_change_says_what_it_is_worth_and_what_of_learning_it_touches():
 def test_savings_are_said_in_hours_of_this_run_and_only_where_a_gain_is_taken():
     run, paid = describe_saving(build_document(FASTER))
     assert run == "8 min 58 s of this run's 37 min 00 s of training (7 min 10 s to 10 min 46 s; 30 epochs)"
-    assert paid == "the search took 4 min 00 s and has paid for itself after 12 min 30 s of training"
+    assert paid == "the search took 4 min 00 s: paid back after 12 min 30 s of training"
     short = build_document(FASTER, savings={"after_s": 60.0})
     assert describe_saving(short)[1].endswith("12 min 30 s of training, longer than this run")
     endless = build_document(FASTER, savings={"before_s": None, "after_s": None})

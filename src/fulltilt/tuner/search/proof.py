@@ -1,6 +1,6 @@
 """Prove the best plan by turns: race the finalists, take back what is not worth it, hold the rest against the user's.
 
-race    the finalists and the user's own plan; who falls behind leaves
+race    the finalists and the user's own plan
 earn    the winner against itself without each of its changes; what does not earn its place goes
 prove   what is left against the user's own plan, until that is decided or the time is over
 """
@@ -19,8 +19,8 @@ from fulltilt.tuner.picks.finalists import find_recommendable
 from fulltilt.tuner.question.space import Space, canonicalize
 from fulltilt.tuner.search.session import Ask, TakeTurns, Wish
 
-N_RACE = 3  # groups of the race at most; who falls behind leaves after the second
-BEHIND_PCT = 5.0  # of speed: who is as far behind the first leaves
+N_RACE = 2  # groups of the race: who wins it by luck alone is hardly slower
+BEHIND_PCT = 5.0  # of speed: a winner as far behind the user's own plan is given up
 N_EARN = 3  # groups in which each change is looked at first
 N_SURE = LOOKS[3]  # groups, though the time is over, before a change or a plan goes that may be worth it
 OVERTIME = 2.0  # times the limit: then not even these
@@ -73,7 +73,7 @@ class Proof:
         has_run = any(row.plan == space.user_plan and row.status == "ok" for row in rows)
         self.base = space.user_plan if has_run else None
         self.evidence: Evidence[Plan] = Evidence()  # of the race, and anew when that is over
-        self.rivals = [plan for plan in finalists if plan != self.base]
+        self._rivals = [plan for plan in finalists if plan != self.base]
         self.best = self.winner = finalists[0] if finalists else space.user_plan
         self.is_earned = True
         self._without: dict[tuple[str, ...], Plan] = {}  # what was taken back → the winner without it
@@ -102,7 +102,7 @@ class Proof:
 
     def run(self) -> Steps:
         """Ask for groups until the best plan is known and its gain is decided, or the time is over."""
-        has_choice = len(self.rivals) > 1
+        has_choice = len(self._rivals) > 1
         yield from self._race()
         self.winner = self.best
         if has_choice:
@@ -117,16 +117,13 @@ class Proof:
                 self.best = self.winner
 
     def _race(self) -> Steps:
-        for n_groups in (2, *[1] * (N_RACE - 2)):
-            arms = yield from self._meet(self._with_base(self.rivals), n_groups, "the finalists take turns")
-            self.rivals = [plan for plan in self.rivals if plan in arms]
-            if not self.rivals:
-                return
-            self.best = max(self.rivals, key=lambda plan: self._compute_lead_pct(plan, self.rivals[0]))
-            self.rivals = [plan for plan in self.rivals if self._compute_lead_pct(self.best, plan) < BEHIND_PCT]
-            if len(self.rivals) < 2 or self._spent_s > self._limit_s:
-                break
-        close = [plan for plan in self.rivals if self._compute_lead_pct(self.best, plan) <= WORTH_PCT]
+        plans = [*self._rivals, *([self.base] if self.base is not None else [])]
+        arms = yield from self._meet(plans, N_RACE, "the finalists take turns")
+        rivals = [plan for plan in self._rivals if plan in arms]
+        if not rivals:
+            return
+        self.best = max(rivals, key=lambda plan: self._compute_lead_pct(plan, rivals[0]))
+        close = [plan for plan in rivals if self._compute_lead_pct(self.best, plan) <= WORTH_PCT]
         base = self._space.user_plan
         self.best = min(close, key=lambda plan: (changes_learning(base, plan), *compute_simplicity(plan)))
         if self.base is not None and self._compute_lead_pct(self.base, self.best) > BEHIND_PCT:
@@ -256,9 +253,6 @@ class Proof:
 
     def _compute_lead_pct(self, plan: Plan, other: Plan) -> float:
         return self.evidence.compare(other, plan).gain_pct
-
-    def _with_base(self, plans: Sequence[Plan]) -> list[Plan]:
-        return [*plans, *([self.base] if self.base is not None else [])]
 
 
 def _take_batch(plan: Plan, other: Plan) -> Plan:
