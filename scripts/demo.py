@@ -47,7 +47,7 @@ def main() -> int:
     shutil.copy(CONFIG, tuned)
 
     say("1. find the fastest safe settings")
-    run("tune", str(CONFIG), "--budget", "75s", "--out", str(OUT / "tune"), "--apply", str(tuned))
+    run("tune", str(CONFIG), "--budget", "3m", "--out", str(OUT / "tune"), "--apply", str(tuned))
 
     say("2. train with PyTorch's defaults and with the pick, in turn")
     if load_config(tuned).digest == load_config(CONFIG).digest:
