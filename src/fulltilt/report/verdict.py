@@ -1,6 +1,5 @@
 """Say what came of a search: one sentence, and the screen that ends ``fulltilt tune``."""
 
-import json
 import statistics
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -315,9 +314,7 @@ def list_next(document: Document, *, source: str = "") -> list[str]:
     elif learns_worse(document) or (savings.get("verdict") == "undecided" and not search.get("stopped_by_budget")):
         lines.append("--apply FILE --apply-unproven writes the other plan all the same")
     if missing:
-        part = next(part for part in advice if part["state"] == "not in the space")
-        adds = f"benchmark.levers in the YAML adds them, as in {part['lever']}: {json.dumps([part['value']])}"
-        lines.append(f"not tried: {', '.join(missing)}; {adds}")
+        lines.append(f"not tried: {', '.join(missing)}; benchmark.levers in the YAML adds them")
     return lines[:N_NEXT]
 
 

@@ -55,6 +55,15 @@ def test_the_mark_of_a_busy_machine_is_explained_under_the_table():
     assert "* a busy machine's figure (1 row)" in said
 
 
+def make_picks(row, *, unproven=None):
+    """Picks that recommend a row, or that have another one which is not proven."""
+    recommended, other = (
+        SimpleNamespace(trial=row, proven=unproven is None),
+        unproven and SimpleNamespace(trial=unproven),
+    )
+    return SimpleNamespace(recommended=recommended, unproven=other, best=other or recommended)
+
+
 @dataclasses.dataclass(frozen=True)
 class FakeResult:
     """A search that is over, whose files lie in ``runs``."""
@@ -63,7 +72,7 @@ class FakeResult:
     notes: tuple[str, ...] = ()
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
     user_plan: object = None
-    picks: object = None
+    picks: object = dataclasses.field(default_factory=lambda: make_picks("pick"))
     trials: tuple = ()
     repeats: tuple = ()
     probes: tuple = ()
@@ -81,15 +90,6 @@ class FakeResult:
 
 def make_row(plan, status="ok"):
     return SimpleNamespace(plan=plan, status=status, kind="end_to_end")
-
-
-def make_picks(row, *, unproven=None):
-    """Picks that recommend a row, or that have another one which is not proven."""
-    recommended, other = (
-        SimpleNamespace(trial=row, proven=unproven is None),
-        unproven and SimpleNamespace(trial=unproven),
-    )
-    return SimpleNamespace(recommended=recommended, unproven=other, best=other or recommended)
 
 
 @pytest.fixture
