@@ -131,6 +131,8 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
     for key, side, interval in (("A", a, ()), ("B", b, reach)):
         shown = side["samples_per_s"]
         console.print(f"{key}  {draw_bar(shown, scale, interval)}  {format_rate(shown):>9} samples/s  {side['name']}")
+    if {"task", "model", "data.dataset"} & {*document["differences"]}:
+        console.print("not the same training: only samples/s are compared")
     if not document["differences"]:
         console.print("   no setting differs: this is how far the same training is from itself", style="dim")
     for key, (mine, theirs) in document["differences"].items():

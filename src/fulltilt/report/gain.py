@@ -10,8 +10,10 @@ MANY = 2.0  # from twice as fast on, a factor says more than a percentage
 def say_gain(comparison: Mapping[str, Any], what: str, base: str) -> str:
     """Say in one sentence what a comparison found: ``B is 1.22 × as fast as A (1.16 to 1.28)``."""
     verdict, low_pct, high_pct = comparison["verdict"], *comparison["ci_pct"]
-    if verdict in ("faster", "slower"):
+    if verdict == "faster":
         return f"{what} is {say_speedup(comparison, f'as fast as {base}')}"
+    if verdict == "slower":
+        return f"{what} is {-comparison['gain_pct']:.0f} % slower than {base} ({-high_pct:.0f} to {-low_pct:.0f} %)"
     if verdict == "equal":
         return f"{what} is as fast as {base}, within {max(-low_pct, high_pct):.1f} %"
     return f"not decided whether {what} is faster than {base}: between {_say_side(low_pct)} and {_say_side(high_pct)}"
