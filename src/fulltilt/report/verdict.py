@@ -213,7 +213,7 @@ def list_changes(document: Document) -> list[str]:
         if not effect["is_kept"]
         for name, value in zip(effect["names"], effect["after"], strict=True)
     ]
-    return [*lines, f"left out, not worth it: {', '.join(idle)}"] if idle else lines
+    return [*lines, f"left out, not shown to gain: {', '.join(idle)}"] if idle else lines
 
 
 def _say_kinds(names: Sequence[str], row: Mapping[str, Any]) -> str:

@@ -181,7 +181,7 @@ def test_each_change_says_what_it_is_worth_and_what_of_learning_it_touches():
     assert batch == "batch_size: 32 → 16, accumulate: 1 → 2 (effective batch stays)"
     assert " ".join(workers.split()) == "num_workers: 0 → 2 +19 % (+15 to +24)"
     assert rest == ["fused_optimizer: no → yes", "precision: fp32 → bf16 (numerics)"]
-    assert idle == "left out, not worth it: channels_last yes (+0.2 %)"
+    assert idle == "left out, not shown to gain: channels_last yes (+0.2 %)"
     *_, last = list_changes(build_document(FASTER, plan=LONG_PLAN))
     assert last == "and 4 more settings, in the report"
 

@@ -112,7 +112,7 @@ class Proof:
         if self.base not in (None, self.best):
             yield from self._prove(self.base)
             # Less may be as fast and not be proven in the time; what is proven is then the whole.
-            is_harmless = not changes_learning(_take_batch(self.best, self.winner), self.winner)
+            is_harmless = _is_harmless(self.best, self.winner)
             if is_harmless and self._is_faster(self.winner) and not self._is_faster(self.best):
                 self.best = self.winner
 
@@ -137,11 +137,11 @@ class Proof:
         self.is_earned = False  # until all is done: the budget may end at any group
         found = {names: self._take_back(winner, base, names) for names in changes}
         found = {names: plan for names, plan in found.items() if plan not in (None, base, winner)}
-        is_complete = False
-        for start in range(0, len(found), MAX_WITHOUT):
-            if start and self._spent_s > self._limit_s:
+        order = sorted(found, key=lambda names: _is_harmless(found[names], winner))  # a stable order, these last
+        for start in range(0, len(order), MAX_WITHOUT):
+            asked, n_groups = {names: found[names] for names in order[start : start + MAX_WITHOUT]}, N_EARN
+            if start and self._spent_s > self._limit_s and _is_harmless(found[order[start]], winner):
                 break
-            asked, n_groups = dict([*found.items()][start : start + MAX_WITHOUT]), N_EARN
             while asked:
                 plans = [winner, *asked.values(), *([base] if n_groups == N_EARN else [])]
                 arms = yield from self._meet(plans, n_groups, "the fastest plan, and less of it")
@@ -152,11 +152,9 @@ class Proof:
                 asked, n_groups = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}, 2
                 if self.evidence.count_groups([winner, *asked.values()]) >= self._compute_n_limit(DROP_SHARE, N_EARN):
                     break
-        else:
-            is_complete = True
         idle = [names for names, plan in self._without.items() if not self._is_worth(winner, plan)]
         yield from self._drop(winner, base, sorted(idle, key=lambda names: self._lead_over(winner, names)))
-        self.is_earned = is_complete
+        self.is_earned = True
 
     def _drop(self, winner: Plan, base: Plan, idle: Sequence[tuple[str, ...]]) -> Steps:
         """Take the winner's idle changes back, the least useful first; two may be idle because of each other."""
@@ -230,7 +228,7 @@ class Proof:
         """Whether the best plan is faster than the user's own, and holds nothing unproven that alters learning."""
         if self.base is None or not self._is_faster(self.best):
             return False
-        return self.is_earned or not changes_learning(_take_batch(self.base, self.best), self.best)
+        return self.is_earned or _is_harmless(self.base, self.best)
 
     def _is_faster(self, plan: Plan) -> bool:
         if self.base is None or plan not in self._fine:
@@ -243,8 +241,7 @@ class Proof:
         A batch size needs no proof of its own.
         """
         gain = self.evidence.compare(without, winner)
-        is_harmless = not changes_learning(_take_batch(without, winner), winner)
-        return gain.gain_pct >= WORTH_PCT and (gain.ci_pct[0] > 0 or is_harmless)
+        return gain.gain_pct >= WORTH_PCT and (gain.ci_pct[0] > 0 or _is_harmless(without, winner))
 
     def _is_open(self, winner: Plan, without: Plan) -> bool:
         """Whether a change would be taken back though it may be worth 1 %."""
@@ -255,9 +252,9 @@ class Proof:
         return self.evidence.compare(other, plan).gain_pct
 
 
-def _take_batch(plan: Plan, other: Plan) -> Plan:
-    """Return a plan with the batch size of another: batch sizes are varied only as far as the user allows."""
-    return plan.replace(**{name: other[name] for name in BATCH})
+def _is_harmless(before: Plan, after: Plan) -> bool:
+    """Whether what one plan changes of another leaves learning alone; a batch size is the user's to allow."""
+    return not changes_learning(before.replace(**{name: after[name] for name in BATCH}), after)
 
 
 def _read_turns(row: Trial) -> Turns:
