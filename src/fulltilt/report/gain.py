@@ -21,6 +21,8 @@ def say_gain(comparison: Mapping[str, Any], what: str, base: str) -> str:
 
 def say_speedup(gain: Mapping[str, Any], what: str = "") -> str:
     """Say how many times as fast something is, with the interval: ``1.22 × as fast (1.16 to 1.28)``."""
+    if gain["ci_pct"] is None:
+        return f"{_format_factor(1 + gain['gain_pct'] / 100)} × {what}".rstrip() + f", {gain['n_groups']} groups"
     factor, low, high = (_format_factor(1 + pct / 100) for pct in (gain["gain_pct"], *gain["ci_pct"]))
     return f"{factor} × {what} ({low} to {high})" if what else f"{factor} × ({low} to {high})"
 

@@ -11,6 +11,7 @@ from fulltilt.report.summary import Document, read_recommended
 from fulltilt.report.table import Row
 from fulltilt.stats.alternation import STALLED_PCT, compare_pairs
 
+MIN_GROUPS = 3  # an interval over two groups is 14 times as wide as what they differ by
 BATCH = ("batch_size", "accumulate")
 """One choice: the effective batch is their product."""
 
@@ -30,8 +31,8 @@ def has_stalled(stalled_pct: float | None) -> bool:
 def list_finalists(document: Document) -> list[Row]:
     """List the rows that took turns with the user's own, the fastest first.
 
-    Each has its ``gain``, and ``gains_pct`` group by group. The gain of a pick is the one that decided: the folder may
-    hold groups of another search.
+    Each has its ``gain``, without an interval where two groups alone speak for it, and ``gains_pct`` group by group.
+    The gain of a pick is the one that decided: the folder may hold groups of another search.
     """
     own_plan, found = document.get("user_plan"), []
     own = read_turns(document, own_plan)
@@ -41,6 +42,8 @@ def list_finalists(document: Document) -> list[Row]:
         ratios = [rate / own[group] for group, rate in rates.items() if group in own]
         if row["status"] == "ok" and row["plan"] != own_plan and len(ratios) > 1:
             gain = decided.get(row["id"], encode(compare_pairs([math.log(ratio) for ratio in ratios])))
+            if gain and gain["n_groups"] < MIN_GROUPS:
+                gain = gain | {"ci_pct": None}
             found += [row | {"gain": gain, "gains_pct": [100 * (ratio - 1) for ratio in ratios]}] if gain else []
     return sorted(found, key=lambda row: -row["gain"]["gain_pct"])
 

@@ -145,11 +145,11 @@ def _list_sides(document: Document, other: Mapping[str, Any] | None, name: str) 
     before = (document.get("savings") or {}).get("before_samples_per_s") or (statistics.median(own) if own else None)
     if before and baseline and other and gain:
         after = before * (1 + gain["gain_pct"] / 100)
-        low, high = (before * (1 + pct / 100) for pct in gain["ci_pct"])
-        said = "" if name == "pick" or gain["ci_pct"][1] > TELLING_PCT else f"   {_say_worth(gain)}"
-        scale = max(before, min(high, 1.5 * after))
+        ends = [before * (1 + pct / 100) for pct in gain["ci_pct"] or ()]
+        said = "" if name == "pick" or not ends or gain["ci_pct"][1] > TELLING_PCT else f"   {_say_worth(gain)}"
+        scale = max(before, after, min(max(ends, default=after), 1.5 * after))
         yield _draw_side("yours", baseline, before, scale)
-        yield _draw_side(name, other, after, scale, (low, high)) + said
+        yield _draw_side(name, other, after, scale, ends) + said
         return
     for label, row, rate in (("yours", baseline, before), (name, other, None)):
         if row and row["status"] != "ok":

@@ -74,6 +74,16 @@ def test_the_pick_is_drawn_with_the_gain_of_the_sentence_whatever_groups_of_anot
     assert len(read_places(svg)) == 1 + 2 * len(RATES)
 
 
+def test_two_groups_give_no_interval():
+    """ "27 × (0.00 to 10,015,561)" stood on the page."""
+    document, plan = build_document(FASTER), {"num_workers": 4}
+    raced = build_turns(plan, (18_420.0, 18_200.0), first_id=70)
+    document["trials"] = [*document["trials"], build_row("t3", **plan)]
+    document["repeats"] = [*document["repeats"], *raced]
+    assert list_rows(draw_finalists(document))[2][1].endswith("| 2.00 ×, 2 groups")
+    assert "2.00 ×, 2 groups" in Page(build_tune_html(document)).cells
+
+
 def test_a_learning_rate_goes_with_a_recommended_plan_alone():
     """The page wrote "learning rate 0.1 → 0.14142" under "Keep your settings", and the screen did not."""
     rate = {"learning_rate": {"rule": "sqrt", "from": 0.1, "to": 0.14142}}
