@@ -272,6 +272,16 @@ def test_a_winner_that_fails_beside_its_parts_gives_way_to_the_settings_as_they_
     assert len(groups) == 3 + N_EARN, "there is nothing to prove"
 
 
+def test_one_other_plan_takes_turns_though_it_looked_far_slower():
+    """On a busy machine a single run of the user's own was fast by luck, and no turns were taken at all."""
+    other = change(num_workers=2)
+    _, proof, picks, target = search(
+        [other], lambda plan: 1000.0 if plan == USER else 500.0, in_turns=multiply(num_workers=1.3)
+    )
+    assert target.groups[0] == (other, USER)
+    assert (proof.is_proven, picks.recommended.trial.plan) == (True, other)
+
+
 @pytest.mark.parametrize("own", [1000.0, FAILED])
 def test_a_plan_that_is_alone_takes_no_turns(own):
     others = [] if own != FAILED else [change(num_workers=2)]

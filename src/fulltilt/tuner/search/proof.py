@@ -16,6 +16,7 @@ from fulltilt.stats import Comparison, Evidence, Turns, is_look
 from fulltilt.stats.alternation import LOOKS, WORTH_PCT
 from fulltilt.tuner.picks.changes import BATCH, changes_learning, compute_simplicity, list_changed
 from fulltilt.tuner.picks.finalists import find_recommendable
+from fulltilt.tuner.picks.speed import read_rate
 from fulltilt.tuner.question.space import Space, canonicalize
 from fulltilt.tuner.search.session import Ask, TakeTurns, Wish
 
@@ -69,11 +70,14 @@ class Proof:
             limit_s: Seconds of turns; each stage has its first groups whatever it is.
         """
         self._space, self._limit_s, self._spent_s = space, limit_s, 0.0
-        self._fine = {row.plan for row in find_recommendable([r for r in rows if r.status == "ok"], space.memory_gib)}
+        fine = find_recommendable([row for row in rows if row.status == "ok"], space.memory_gib)
+        self._fine = {row.plan for row in fine}
         has_run = any(row.plan == space.user_plan and row.status == "ok" for row in rows)
         self.base = space.user_plan if has_run else None
         self.evidence: Evidence[Plan] = Evidence()  # of the race, and anew when that is over
-        self._rivals = [plan for plan in finalists if plan != self.base]
+        # One other plan at least takes turns: a single run of the user's own may have been fast by luck.
+        ranked = [row.plan for row in sorted(fine, key=read_rate, reverse=True)]
+        self._rivals = [plan for plan in (finalists if len(finalists) > 1 else ranked[:2]) if plan != self.base]
         self.best = self.winner = finalists[0] if finalists else space.user_plan
         self.is_earned = True
         self._without: dict[tuple[str, ...], Plan] = {}  # what was taken back → the winner without it
