@@ -123,17 +123,20 @@ def describe_plans(result: BenchmarkResult) -> tuple[str, str]:
     return f"recommended plan against the fastest of the whole grid, {n_plans} plans each", "; ".join(said)
 
 
+WHOLE = "end_to_end_trials"  # the metric of search_replay
+
+
 def describe_replay(result: BenchmarkResult) -> tuple[str, str]:
     def find(arm: str, metric: str = "regret_pct", case: str = "336 points") -> Arm:
         return find_arm(result, case, arm, metric)
 
-    tpe = (f"{say(find(arm).median, 2)} in {say(find(arm, 'trials').median)}" for arm in ("tpe_24", "tpe_60"))
+    tpe = (f"{say(find(arm).median, 2)} in {say(find(arm, WHOLE).median)}" for arm in ("tpe_24", "tpe_60"))
     recorded = sorted({arm.case for arm in result.arms if arm.case.startswith("recorded: ")})
     ours, largest = (
         say_range(find(arm, case=case).median for case in recorded) for arm in ("model_first", "largest_that_fits")
     )
     said = (
-        f"{say_interval(find('model_first'), 2, ' %')} in {say(find('model_first', 'trials').median)} trials",
+        f"{say_interval(find('model_first'), 2, ' %')} in {say(find('model_first', WHOLE).median)} whole runs",
         f"Optuna's TPE {', '.join(tpe)}",
         f"largest batch that fits {say(find('largest_that_fits').median)}",
         f"on {len(recorded)} recorded grids {ours} %, largest batch that fits {largest}",

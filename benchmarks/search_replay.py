@@ -20,7 +20,7 @@ from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, compute_bounds, judge
 from fulltilt.stats import compute_interval, compute_proportion_interval
 
-CLAIM = "The default search ends within 0.5 % of the grid's best plan in the median, with a tenth of the trials."
+CLAIM = "The default search ends within 0.5 % of the grid's best plan in the median, after ten whole runs."
 NEEDS_PEERS = True
 DEVICES = ("cpu",)
 

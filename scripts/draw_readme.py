@@ -21,8 +21,8 @@ TARGET = Path(__file__).parents[1] / "docs" / "images" / "tune.svg"
 
 def main(source: str) -> None:
     document = json.loads(Path(source).read_text())
-    command, files = "fulltilt tune configs/digits.yaml --apply configs/digits.yaml", f"{source}, report.html, trials.csv"
-    first, *rest = build_screen(document, files=files, apply=command)
+    command = "fulltilt tune configs/digits.yaml --apply configs/digits.yaml"
+    first, *rest = build_screen(document, files=f"{source}, report.html, trials.csv", apply=command)
     console = Console(record=True, width=WIDTH + 2, file=io.StringIO(), force_terminal=True, highlight=False)
     console.print("$ fulltilt tune configs/digits.yaml", style="dim")
     console.print(f"\n{first}", style="bold", markup=False)

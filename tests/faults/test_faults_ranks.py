@@ -26,6 +26,7 @@ def wait_for_end(process, mark, out_dir):
     return out, read_step(out_dir)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_restarts_all_and_sigterm_ends_all_with_one_checkpoint(tmp_path, monkeypatch):
     """each step is told once, and nobody is left; the workload is one of ``__main__`` and travels by value"""
     mark = mark_processes(monkeypatch)

@@ -106,6 +106,7 @@ cat "$1/out/steps.csv"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_user_mounts(), reason="needs unshare with user and mount namespaces, to mount a tmpfs")
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint_and_the_run_goes_on_with_more_room(tmp_path):
     """2.6 MB hold one checkpoint of 1.6 MB and not a second beside it"""
@@ -141,6 +142,7 @@ def run_little(*options):
     return steps, notes
 
 
+@pytest.mark.slow
 def test_a_real_lack_of_memory_makes_the_run_replan_to_the_losses_of_the_smaller_plan(tmp_path):
     """The allocator refuses the first plan's step: 64 MB a tensor, and 170 MB to spend; perhaps the next too."""
     steps, notes = run_little(tmp_path / "little", 64, 1, "--spare-mib", 170)

@@ -161,6 +161,7 @@ def test_a_workload_of_the_users_own_is_tuned_by_its_import_path(tmp_path, call)
     call("check", "my_module:workload", "--device", "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: no thread waits for another")
 def test_a_wait_policy_is_in_force_where_the_command_has_a_process_of_its_own_and_otherwise_it_is_said(tmp_path, call):
     words = ["train", DIGITS, "run.epochs=1", "speed.threads=2", "speed.wait_policy=passive", "--json", "-"]

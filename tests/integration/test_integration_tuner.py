@@ -290,6 +290,7 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_search_killed_half_way_leaves_no_process_and_repeats_no_trial(project, scratch):
     end_search(project, scratch, 2, signal.SIGKILL)
     kept = read_rows(project / "out")
