@@ -211,6 +211,7 @@ def test_groups_of_a_search_that_goes_on_are_as_those_before(tmp_path):
     assert (runner.is_settled, runner.waits_passively, runner.n_fit) == (True, True, 4)
 
 
+@pytest.mark.slow
 def test_the_first_group_decides_how_threads_wait_by_the_plans_that_can_tell(family, tmp_path):
     def run(runner, *, stalled_pct, **n_workers):
         environments = []

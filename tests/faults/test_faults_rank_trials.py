@@ -78,6 +78,7 @@ def test_out_of_memory_in_one_rank_ends_the_trial_within_30_s(run, tmp_path):
     assert took_s < 30
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_the_whole_job_on_the_batches_of_one(run, tmp_path):
     source = resolve_target("faulty_workloads:fine").source
     alone, both = run(source, rank_devices=()).measurement, run(source).measurement

@@ -130,6 +130,7 @@ def test_a_worker_that_hangs_is_ended_with_its_loader(monkeypatch):
     assert worker.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_ends_cleanly_while_the_thread_that_sends_its_batches_is_inside_torch():
     batches = iter(build(SlowToSend(), collate=take_as_it_is, prefetch_factor=2, multiprocessing_context="spawn"))
     next(batches)
