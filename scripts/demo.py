@@ -49,9 +49,16 @@ def main() -> int:
     say("1. find the fastest safe settings")
     run("tune", str(CONFIG), "--budget", "3m", "--out", str(OUT / "tune"), "--apply", str(tuned))
 
-    say("2. train with PyTorch's defaults and with the pick, in turn")
-    if load_config(tuned).digest == load_config(CONFIG).digest:
-        console.print("the pick is PyTorch's defaults: what differs below is the noise of this machine")
+    if load_config(tuned).digest != load_config(CONFIG).digest:  # else there is nothing to compare
+        say("2. train with PyTorch's defaults and with the pick, in turn")
+        compare_trainings(tuned)
+    verdict = describe_verdict(json.loads((OUT / "tune" / "tune.json").read_text()))
+    console.print(f"\n{verdict}", style="bold", markup=False)
+    console.print(f"report: {OUT / 'tune' / 'report.html'}\nsettings: {tuned}")
+    return 0
+
+
+def compare_trainings(tuned: Path) -> None:
     runs: dict[str, list[dict[str, Any]]] = {DEFAULTS: [], "the pick": []}
     began = time.monotonic()
     for pair in range(N_PAIRS):
@@ -63,10 +70,6 @@ def main() -> int:
         for name, config in order if pair % 2 == 0 else reversed(order):
             runs[name].append(train(name, config, seed=pair))
     report(runs)
-    verdict = describe_verdict(json.loads((OUT / "tune" / "tune.json").read_text()))
-    console.print(f"\n{verdict}", style="bold", markup=False)
-    console.print(f"report: {OUT / 'tune' / 'report.html'}\nsettings: {tuned}")
-    return 0
 
 
 def say(text: str) -> None:

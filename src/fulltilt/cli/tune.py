@@ -288,7 +288,9 @@ def apply_picked(args: argparse.Namespace, result: TuneResult, searched: Config)
     path, picks = args.apply, result.picks
     pick = picks.best if args.apply_unproven else picks.recommended
     has_worse = result.verification is not None and result.verification.verdict == "learns worse"
-    is_sure = picks.unproven is None and (picks.recommended.proven or picks.recommended.trial.plan == result.user_plan)
+    is_sure = picks.unproven is None and picks.recommended.proven
+    if picks.unproven is None and not is_sure and picks.recommended.trial.plan == result.user_plan:
+        return [f"{path} stays as it is: no other plan came out faster"]
     doubt = "" if is_sure else "the fastest plan learned worse" if has_worse else "no gain is proven"
     if doubt and not args.apply_unproven:
         return [f"{path} stays as it is: {doubt} (--apply-unproven writes the best other plan all the same)"]

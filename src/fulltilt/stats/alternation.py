@@ -94,8 +94,12 @@ class Evidence(Generic[Name]):
 
     def compare(self, base: Name, arm: Name) -> Comparison:
         """Compare two arms by the groups that both were in."""
+        return compare_pairs(self.list_log_ratios(base, arm))
+
+    def list_log_ratios(self, base: Name, arm: Name) -> list[float]:
+        """List the logarithm of arm over base, one a group that both were in."""
         pairs = [(group[base], group[arm]) for group in self._groups if base in group and arm in group]
-        return compare_pairs([math.log(b.samples_per_s / a.samples_per_s) for a, b in pairs])
+        return [math.log(b.samples_per_s / a.samples_per_s) for a, b in pairs]
 
     def count_groups(self, names: Iterable[Name]) -> int:
         """Count the groups that hold all of these arms."""

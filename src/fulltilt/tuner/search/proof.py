@@ -21,7 +21,7 @@ from fulltilt.tuner.question.space import Space, canonicalize
 from fulltilt.tuner.search.session import Ask, TakeTurns, Wish
 
 N_RACE = 2  # groups of the race: who wins it by luck alone is hardly slower
-BEHIND_PCT = 5.0  # of speed: a winner as far behind the user's own plan is given up
+BEHIND_PCT = 5.0  # of speed: a winner as far behind the user's own plan in each group is given up
 N_EARN = 3  # groups in which each change is looked at first
 N_SURE = LOOKS[3]  # groups, though the time is over, before a change or a plan goes that may be worth it
 OVERTIME = 2.0  # times the limit: then not even these
@@ -130,8 +130,9 @@ class Proof:
         close = [plan for plan in rivals if self._compute_lead_pct(self.best, plan) <= WORTH_PCT]
         base = self._space.user_plan
         self.best = min(close, key=lambda plan: (changes_learning(base, plan), *compute_simplicity(plan)))
-        if self.base is not None and self._compute_lead_pct(self.base, self.best) > BEHIND_PCT:
-            self.best = self.base
+        if self.base is not None:  # in each group: other work may have held up one
+            leads = self.evidence.list_log_ratios(self.best, self.base)
+            self.best = self.base if min(leads, default=0.0) > math.log1p(BEHIND_PCT / 100) else self.best
 
     def _earn(self, winner: Plan, base: Plan) -> Steps:
         """Take the winner's changes back one by one, and keep those that are worth it."""
