@@ -59,6 +59,7 @@ def main() -> int:
 
 
 def compare_trainings(tuned: Path) -> None:
+    """Train with the defaults and with the pick in turn, and print how they compare."""
     runs: dict[str, list[dict[str, Any]]] = {DEFAULTS: [], "the pick": []}
     began = time.monotonic()
     for pair in range(N_PAIRS):
