@@ -13,6 +13,9 @@ from fulltilt.levers._interval import read_interval
 from fulltilt.levers._spec import STAGES, Facts, Lever, PlanValues, Setup, Stage
 from fulltilt.records import Plan
 
+BATCH = ("batch_size", "accumulate")
+"""One choice: the effective batch is their product."""
+
 
 @functools.cache
 def load_catalogue() -> Mapping[str, Lever]:
@@ -50,6 +53,13 @@ def compute_plan_digest(plan: PlanValues) -> str:
     catalogue = load_catalogue()
     changed = {name: v for name, v in plan.items() if name not in catalogue or v != catalogue[name].default}
     return Plan(changed).digest
+
+
+def list_changed(own: PlanValues, plan: PlanValues) -> list[tuple[str, ...]]:
+    """List what a plan changes, each by itself: the names of levers, batch size and accumulation as one."""
+    changed = [name for name in load_catalogue() if name in plan and plan[name] != own.get(name)]
+    batch = tuple(name for name in changed if name in BATCH)
+    return [*([batch] if batch else []), *((name,) for name in changed if name not in BATCH)]
 
 
 def list_environment(plan: PlanValues) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping
 
+from fulltilt.levers import list_changed
 from fulltilt.records import format_gib, format_rate
 from fulltilt.report.charts import (
     Bar,
@@ -16,7 +17,7 @@ from fulltilt.report.charts import (
 from fulltilt.report.gain import format_gain, say_speedup
 from fulltilt.report.summary import Document, describe_plan
 from fulltilt.report.table import Row, format_throughput, format_value, read_memory_gib
-from fulltilt.report.turns import list_changed, list_finalists, name_sides, read_turns
+from fulltilt.report.turns import list_finalists, name_sides, read_turns
 
 NOISY = 1.1  # times as fast as another run of the same plan: then the runs are drawn
 MAX_LIMIT_SHARE = 3  # of the largest memory: a limit further away would press the points together
@@ -89,14 +90,15 @@ def draw_phases(document: Document) -> str:
     what was compared.
     """
     names, savings = name_sides(document), document.get("savings") or {}
-    rates = {"yours": savings.get("before_samples_per_s"), "pick": savings.get("after_samples_per_s")}
+    before, after = savings.get("before_samples_per_s"), savings.get("after_samples_per_s")
     rows = [row for row in document["trials"] if row["id"] in names and row.get("phases_ms")]
     is_same = len({(row["plan"]["batch_size"], row["plan"].get("accumulate")) for row in rows}) < 2
     unit, bars = "ms a step" if is_same else "µs a sample", []
     for row in sorted(rows, key=lambda row: names[row["id"]] != "yours"):
         parts = {name: row["phases_ms"][name] for name in PHASE_COLOURS if row["phases_ms"].get(name) is not None}
         factor = 1.0 if is_same else 1e6 / row["samples_per_s"] / (sum(parts.values()) or 1.0)
-        factor *= row["samples_per_s"] / (rates.get(names[row["id"]]) or row["samples_per_s"])
+        in_turns = before if names[row["id"]] == "yours" else after
+        factor *= row["samples_per_s"] / (in_turns or row["samples_per_s"])
         parts = {name: value * factor for name, value in parts.items()}
         bars.append(
             Bar(label=f"{names[row['id']]} {row['id']}", figure=f"{sum(parts.values()):.3g} {unit}", parts=parts)

@@ -5,15 +5,13 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fulltilt.levers import load_catalogue
+from fulltilt.levers import list_changed, load_catalogue
 from fulltilt.records import encode
 from fulltilt.report.summary import Document, read_recommended
 from fulltilt.report.table import Row
 from fulltilt.stats.alternation import STALLED_PCT, compare_pairs
 
 MIN_GROUPS = 3  # an interval over two groups is 14 times as wide as what they differ by
-BATCH = ("batch_size", "accumulate")
-"""One choice: the effective batch is their product."""
 
 
 def read_turns(document: Document, plan: Mapping[str, Any] | None) -> dict[int, float]:
@@ -65,13 +63,6 @@ def name_sides(document: Document) -> dict[str, str]:
     is_pick = other.get("id") == read_recommended(document).get("id")
     sides = {other.get("id"): "pick" if is_pick else "other", own.get("id"): "yours"}
     return {id: name for id, name in sides.items() if id}
-
-
-def list_changed(own: Mapping[str, Any], plan: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """List what a plan changes, each by itself: the names of levers, batch size and accumulation as one."""
-    changed = [name for name in load_catalogue() if name in plan and plan[name] != own.get(name)]
-    batch = tuple(name for name in changed if name in BATCH)
-    return [*([batch] if batch else []), *((name,) for name in changed if name not in BATCH)]
 
 
 def list_settings(own: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

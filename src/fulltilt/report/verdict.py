@@ -5,11 +5,12 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fulltilt.levers import BATCH, list_changed
 from fulltilt.records import format_gib, format_rate
 from fulltilt.report.gain import MANY, draw_bar, format_gain, say_speedup
 from fulltilt.report.summary import Document, count, format_duration, read_recommended
 from fulltilt.report.table import format_value, read_memory_gib
-from fulltilt.report.turns import BATCH, find_other, has_stalled, list_changed, list_settings, read_turns
+from fulltilt.report.turns import find_other, has_stalled, list_settings, read_turns
 
 WIDTH, N_LINES = 100, 24  # of the screen
 N_CHANGES = 6  # that are shown; of more it says how many
@@ -34,7 +35,7 @@ def describe_verdict(document: Document) -> str:
         return f"Keep your settings: the fastest plan is {say_speedup(other['gain'], 'as fast')}, but learned worse."
     if savings and (other["gain"] or {}).get("verdict") == "faster":
         fast = say_speedup(other["gain"], "as fast")
-        return f"Keep your settings for now: another plan is {fast}, but not all of its numerics were shown to gain."
+        return f"Keep your settings for now: another plan is {fast}, but not all it changes was looked at."
     if not savings:
         return _describe_unknown(document, pick)
     if savings["verdict"] == "same plan":

@@ -127,6 +127,9 @@ def test_the_bars_of_a_step_have_yours_above_the_pick_and_count_a_sample_where_b
     yours, pick = list_rows(draw_phases(build_document(FASTER, plan={"batch_size": 64})))
     assert yours[1].endswith(f"{1e6 / RATES[0]:.3g} µs a sample")
     assert pick[1].endswith(f"{1e6 / compute_savings(FASTER)['after_samples_per_s']:.3g} µs a sample"), "as in turns"
+    gain = compare(3.0, -4.0, 11.0)
+    yours, other = list_rows(draw_phases(build_document(gain, plan={"batch_size": 64})))
+    assert other[1].endswith(f"{1e6 / compute_savings(gain)['after_samples_per_s']:.3g} µs a sample"), "unproven, too"
 
 
 def test_each_change_is_drawn_with_what_it_is_worth_the_most_useful_first():

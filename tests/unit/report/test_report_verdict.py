@@ -186,6 +186,18 @@ def test_each_change_says_what_it_is_worth_and_what_of_learning_it_touches():
     assert last == "and 4 more settings, in the report"
 
 
+def test_a_faster_plan_whose_changes_were_not_all_looked_at_is_not_taken():
+    document = build_document(OPEN)
+    document["picks"]["unproven"]["gain"] = FASTER
+    said = "another plan is 1.32 × as fast (1.24 to 1.41), but not all it changes was looked at."
+    assert describe_verdict(document) == f"Keep your settings for now: {said}"
+    own = dict(document["user_plan"])
+    document["repeats"] = [*document["repeats"], document["repeats"][0] | {"plan": own, "status": "timeout"}]
+    document |= {"savings": None}
+    document["picks"]["unproven"]["gain"] = None
+    assert describe_verdict(document) == "Keep your settings, no gain is proven: in turns they did not end in time."
+
+
 def test_savings_are_said_in_hours_of_this_run_and_only_where_a_gain_is_taken():
     run, paid = describe_saving(build_document(FASTER))
     assert run == "8 min 58 s of this run's 37 min 00 s of training (7 min 10 s to 10 min 46 s; 30 epochs)"

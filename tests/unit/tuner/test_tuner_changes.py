@@ -3,7 +3,8 @@
 import pytest
 from tests.unit.tuner.tuner_cases import USER
 
-from fulltilt.tuner.picks.changes import changes_learning, describe_changes, list_changed, plan_learning_rate
+from fulltilt.levers import list_changed
+from fulltilt.tuner.picks.changes import changes_learning, describe_changes, plan_learning_rate
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from typing import Any
 
 from fulltilt.config import ComponentCall, Config, check_writable, load_config, parse_call, plan_of, write_settings
 from fulltilt.errors import NoPlanError, UsageError
-from fulltilt.levers import compute_plan_digest, load_catalogue
+from fulltilt.levers import BATCH, compute_plan_digest, load_catalogue
 from fulltilt.records import PROBES, Plan, encode
 from fulltilt.report.gain import say_speedup
 from fulltilt.tuner.answer.picks import Pick
 from fulltilt.tuner.answer.result import TuneResult
-from fulltilt.tuner.picks.changes import BATCH, plan_learning_rate
+from fulltilt.tuner.picks.changes import plan_learning_rate
 from fulltilt.tuner.question.data_stamp import PATH_NAMES
 from fulltilt.tuner.question.options import count_ranks
 

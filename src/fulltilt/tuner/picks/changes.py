@@ -5,10 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fulltilt.levers import load_catalogue
+from fulltilt.levers import BATCH, load_catalogue
 from fulltilt.records import Plan
-from fulltilt.report.turns import BATCH
-from fulltilt.report.turns import list_changed as list_changed
 from fulltilt.tuner.question.options import LearningRateRule
 
 

@@ -10,11 +10,11 @@ import math
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from fulltilt.levers import find_obstacles
+from fulltilt.levers import BATCH, find_obstacles, list_changed
 from fulltilt.records import Plan, Trial
 from fulltilt.stats import Comparison, Evidence, Turns, is_look
 from fulltilt.stats.alternation import LOOKS, WORTH_PCT
-from fulltilt.tuner.picks.changes import BATCH, changes_learning, compute_simplicity, list_changed
+from fulltilt.tuner.picks.changes import changes_learning, compute_simplicity
 from fulltilt.tuner.picks.finalists import find_recommendable
 from fulltilt.tuner.picks.speed import read_rate
 from fulltilt.tuner.question.space import Space, canonicalize
