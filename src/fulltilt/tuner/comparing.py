@@ -25,7 +25,7 @@ LAST_LINES = 5  # of the log of processes that cannot start
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedSide:
-    """One of the two configurations, and its speed in turns: A's own, and that times what B gains."""
+    """Holds one of the two configurations, and its speed in turns: A's own, and that times what B gains."""
 
     name: str
     plan: Plan
