@@ -6,8 +6,10 @@ A command module has ``add_arguments(parser)`` and ``run(args) -> int`` (the exi
 from __future__ import annotations
 
 import argparse
+import codecs
 import errno
 import importlib
+import io
 import itertools
 import json
 import os
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from fulltilt.cli._shared import JsonDestination
 
 COMMANDS = {
+    "init": "write a configuration to start from: an example, or one for your own code",
     "tune": "find the fastest safe settings for this model, this data and this machine",
     "train": "train from a configuration",
     "report": "learning curves of one training or several as one page",
@@ -39,7 +42,13 @@ COMMANDS = {
     "infer": "hold a model to targets of latency, memory, throughput and response",
     "lab": "a grid of experiments over the devices of this machine",
     "data": "make, inspect and repack data files",
+    "completion": "what makes a shell complete commands and flags",
 }
+PLAIN_SIGNS = {
+    **{"×": "x", "±": "+-", "µ": "u", "–": "-", "−": "-", "·": "-", "…": "...", "→": "->", "≤": "<=", "≥": ">="},
+    **{"█": "#", "░": ".", "━": "-", "●": "o"},
+}
+"""Sign → what stands for it where a terminal's encoding lacks it."""
 _FLAG = re.compile(r"-[^\d.]")  # and not -5s or -.5GiB, which are values
 EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_BROKEN_PIPE = 130, 143, 141
 
@@ -119,16 +128,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def run_command(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; argparse's own exits pass through as SystemExit."""
     command = next((word for word in argv if not word.startswith("-")), None)
-    args = build_parser(command).parse_args(argv)
+    args = build_parser(*([command] if command else [])).parse_args(argv)
     args.argv = argv
     if args.command is None:
-        build_parser(None).print_help()
+        build_parser().print_help()
         return 2
     if getattr(args, "json", None):
         from fulltilt.cli._shared import JsonDestination
 
         args.json = JsonDestination(args.json)
     unwind_on_signals()
+    _write_plain_signs()
     try:
         if getattr(args, "json", None) and (obstacle := args.json.find_obstacle()):  # said before the work, not after
             raise UsageError(f"--json {args.json}: {obstacle}")
@@ -192,13 +202,26 @@ def _is_no_list_value(word: str) -> bool:
     return "=" in word or ":" in word or word.endswith((".yaml", ".yml"))
 
 
+def _write_plain_signs() -> None:
+    """Have signs that stdout's or stderr's encoding lacks replaced, where Python would raise."""
+
+    def replace(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return "".join(PLAIN_SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+    codecs.register_error("plain signs", replace)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="plain signs")
+
+
 def _drop_stdout() -> None:
     """Lead stdout nowhere, since Python would complain again while closing one that nobody takes."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def build_parser(command: str | None) -> argparse.ArgumentParser:
-    """Build the parser that names every command, with the arguments of ``command`` alone."""
+def build_parser(*filled: str) -> argparse.ArgumentParser:
+    """Build the parser that names every command, with the arguments of some alone: each costs the load of its file."""
     parser = CommandParser(
         prog="fulltilt", description="PyTorch training as fast as your own hardware allows, measured."
     )
@@ -206,7 +229,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False)
-        if name == command:
+        if name in filled:
             module = importlib.import_module(f"fulltilt.cli.{name}")
             module.add_arguments(sub)
             sub.set_defaults(run=getattr(module, "run", None))

@@ -44,13 +44,12 @@ def run_data_profile(config: Config, *, json_to: str | None) -> int:
 
 def run_step_profile(config: Config, *, n_steps: int, out: str | None, json_to: str | None) -> int:
     """Profile the operators of some steps and print them; return the exit code."""
-    from fulltilt.engine.build.assemble import name_run
     from fulltilt.engine.build.builder import check_device
     from fulltilt.engine.measured.step_profile import profile_steps
     from fulltilt.engine.ranks.world import plan_devices
 
     devices = plan_devices(config)
-    out_dir = Path(out or Path("runs") / "train" / name_run(config)) / "profile"
+    out_dir = Path(out or Path("runs") / "train" / config.run_name) / "profile"
     profile = profile_steps(config, device=check_device(devices[0]), n_steps=n_steps, out_dir=out_dir)
     rows = [
         (

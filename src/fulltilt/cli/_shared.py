@@ -227,8 +227,9 @@ def write_json(destination: str | None, document: object) -> None:
     text = document if isinstance(document, str) else dumps(document, indent=1)
     text = text if text.endswith("\n") else text + "\n"
     if destination == "-":
-        sys.stdout.write(text)
         sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode(errors="backslashreplace"))  # JSON is UTF-8, whatever the terminal takes
+        sys.stdout.buffer.flush()
     else:
         write_atomic(Path(destination), text)
     if isinstance(destination, JsonDestination):

@@ -61,12 +61,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -> int:
     """Run the phases in their order; ``folders`` gets those that checkpoints are written into."""
-    from fulltilt.engine.build.assemble import name_run
     from fulltilt.engine.contrastive.phases import run_phase
     from fulltilt.listeners import EventLog, ProgressBar, build_loggers, tell_warnings
     from fulltilt.records import VERSION
 
-    out_dir = Path(args.out or Path("runs") / "contrastive" / name_run(config))
+    out_dir = Path(args.out or Path("runs") / "contrastive" / config.run_name)
     folders += [out_dir / phase for phase in PHASES]
     options = PhaseOptions(
         probe_epochs=args.probe_epochs,

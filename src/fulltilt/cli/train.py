@@ -54,10 +54,9 @@ def run(args: argparse.Namespace) -> int:
         return run_step_profile(config, n_steps=args.profile_steps, out=args.out, json_to=args.json)
     folders: list[Path] = []  # that checkpoints are written into, as soon as they are known
     with note_interruption(lambda: describe_saved(folders)):
-        from fulltilt.engine.build.assemble import name_run
         from fulltilt.engine.loop.train import train
 
-        out_dir = Path(args.out or Path("runs") / "train" / name_run(config))
+        out_dir = Path(args.out or Path("runs") / "train" / config.run_name)
         folders.append(out_dir)
         result = train(
             config,

@@ -96,10 +96,22 @@ def import_object(path: str, *, base_dir: str | None = None, where: str | None =
     for name in attributes.split("."):
         if not hasattr(found, name):
             holder = getattr(found, "__name__", type(found).__name__)
-            public = [n for n in dir(found) if not n.startswith("_")]
-            raise ConfigError(f"{holder} has no {name!r}; {format_nearest(name, public)}", key=where)
+            raise ConfigError(f"{holder} has no {name!r}; {format_nearest(name, _list_own(found))}", key=where)
         found = getattr(found, name)
     return found
+
+
+def _list_own(holder: Any) -> list[str]:
+    """List the public names of a module or class without those that a module imports."""
+    names = [name for name in dir(holder) if not name.startswith("_")]
+    if not inspect.ismodule(holder):
+        return names
+
+    def is_own(value: Any) -> bool:
+        is_code = inspect.isclass(value) or inspect.isroutine(value)
+        return not inspect.ismodule(value) and (not is_code or value.__module__ == holder.__name__)
+
+    return [name for name in names if is_own(getattr(holder, name))]
 
 
 def bind_call(

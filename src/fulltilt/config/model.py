@@ -4,6 +4,7 @@ import hashlib
 import json
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
@@ -331,6 +332,12 @@ class Config(Section):
     @property
     def source(self) -> str | None:
         return self._source
+
+    @property
+    def run_name(self) -> str:
+        """Return the configured name of the run, else that of the file, else that of the task."""
+        file = Path(self._source).stem if self._source else None
+        return self.run.name or file or parse_call(self.task).name.replace(":", "_")
 
     @property
     def provenance(self) -> dict[str, str]:

@@ -98,10 +98,9 @@ def plan_check(config: Config, *, weights: str | None = None) -> CheckPlan:
     if folder is not None and not find_checkpoint(folder):
         raise UsageError(f"--weights {folder} holds no checkpoint; name the folder of a training")
     task = parse_call(config.task).name
-    name = config.run.name or (Path(config.source).stem if config.source else task.replace(":", "_"))
     return CheckPlan(
         config=config,
-        name=name,
+        name=config.run_name,
         targets=tuple(targets),
         load=load,
         device=_choose_device(config),

@@ -292,7 +292,7 @@ def test_an_interrupted_training_promises_to_resume_from_what_is_there(
     remedy = "--resume goes on from the newest checkpoint"
     assert said.err == f"fulltilt {command}: interrupted: saved in {folder}; {remedy}\n"
     assert read_error(said.out)["remedy"] == remedy
-    raise_from(monkeypatch, "fulltilt.engine.build.assemble.name_run", KeyboardInterrupt)  # before there is a folder
+    raise_from(monkeypatch, f"fulltilt.cli.{command}.Path", KeyboardInterrupt)  # before there is a folder
     assert run_words(command, "a.yaml", "--quiet") == 130
     assert capsys.readouterr().err == f"fulltilt {command}: interrupted: training had not begun\n"
 

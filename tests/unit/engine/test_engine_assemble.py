@@ -10,7 +10,7 @@ from torch import nn
 
 import fulltilt
 from fulltilt.config import config_for_object, config_from_values, load_config, plan_of
-from fulltilt.engine.build.assemble import build_workload, name_origins, name_run
+from fulltilt.engine.build.assemble import build_workload, name_origins
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.optimizers import OPTIMIZERS
 from fulltilt.engine.step.train_step import TrainStep
@@ -198,8 +198,8 @@ def test_optimizers_have_torchs_defaults(name):
 
 
 def test_a_run_is_named_after_its_configuration():
-    assert name_run(configure(DIGITS | {"run": {"name": "first"}})) == "first"
-    assert name_run(configure(DIGITS)) == "classification"
+    assert configure(DIGITS | {"run": {"name": "first"}}).run_name == "first"
+    assert configure(DIGITS).run_name == "classification"
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,17 @@ def test_after_two_groups_the_finalists_that_did_not_win_are_out():
     assert proof.best == fast
 
 
+@pytest.mark.parametrize("worth", [1.2, 0.8])
+def test_finalists_that_are_one_of_them_less_a_change_race_while_its_changes_are_taken_back(worth):
+    whole = change(num_workers=2, retain_freed_memory=True)
+    parts = [change(num_workers=2), change(retain_freed_memory=True)]
+    rate = multiply(num_workers=1.2, retain_freed_memory=worth)
+    proof, groups = feed([whole, *parts], lambda plan, group: 1300.0 if group == 0 else rate(plan))
+    assert {frozenset(group) for group in groups[:N_EARN]} == {frozenset((whole, *parts, USER))}
+    assert (proof.best, proof.is_proven) == (whole if worth > 1 else parts[0], True)
+    assert proof.gain.gain_pct == pytest.approx(100 * (max(1.0, worth) * 1.2 - 1))
+
+
 def test_a_group_that_other_work_disturbed_does_not_end_the_proof():
     """The user's own plan was 40 % ahead in one of two groups, and a gain of 25 % was not even looked at."""
     fast, other = change(num_workers=1), change(num_workers=2)

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch.optim import Optimizer
@@ -32,13 +31,6 @@ def build_workload(config: Config) -> Workload:
     """
     with _say_where(config):
         return _import_workload(config) if ":" in parse_call(config.task).name else _build_named(config)
-
-
-def name_run(config: Config) -> str:
-    """Return the configured name, else the file's, else the task's."""
-    if config.run.name:
-        return config.run.name
-    return Path(config.source).stem if config.source else parse_call(config.task).name.replace(":", "_")
 
 
 @contextlib.contextmanager
@@ -74,13 +66,20 @@ def _build_named(config: Config) -> Workload:
         **data,
         loss=_build_loss(config) if config.loss is not None else None,
         optimizer=_plan_optimizer(config),
-        name=name_run(config),
+        name=config.run_name,
     )
 
 
 def _import_workload(config: Config) -> Workload:
     given = {"path": config.data.path, "lr": config.optim.lr}
-    found = build_component(config.task, {}, **_place(config, "task", "task"), **given)
+    name, place = parse_call(config.task).name, _place(config, "task", "task")
+    if config.data.path is not None and "path" not in _read_parameters(find_target(name, {}, **place)):
+        raise ConfigError(
+            f"{config.data.path!r} would not be read: {name} takes no path; make it a function that does, "
+            "def workload(path): return Workload(…)",
+            key="data.path",
+        )
+    found = build_component(config.task, {}, **place, **given)
     if not isinstance(found, Workload):
         raise ConfigError(
             f"{config.task} is of type {type(found).__name__}, expected a fulltilt.Workload or what returns one",
@@ -103,6 +102,11 @@ def _plan_datasets(config: Config) -> tuple[Callable[[], Dataset], Callable[[], 
     def plan(text: str, split: str, where: str) -> Callable[[], Dataset]:
         return functools.cache(functools.partial(_build_dataset, config, text, split, where))
 
+    texts = {key: text for key, text in (("data.dataset", text), ("data.val_dataset", config.data.val_dataset)) if text}
+    readers = [_read_parameters(_find_dataset(config, text, key)) for key, text in texts.items()]
+    if config.data.path is not None and not any("path" in parameters for parameters in readers):
+        said = f"{config.data.path!r} would not be read: {' and '.join(texts.values())} takes no path; leave it out"
+        raise ConfigError(said, key="data.path")
     train = plan(text, "train", "data.dataset")
     if config.data.val_dataset is not None:
         return train, plan(config.data.val_dataset, "val", "data.val_dataset")

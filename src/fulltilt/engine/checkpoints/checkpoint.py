@@ -168,7 +168,13 @@ def read_state(path: Path) -> dict[str, Any]:
         if damaged is not None:
             raise ValueError(f"{damaged} is damaged")
         stream.seek(0)
-        state = torch.load(stream, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(stream, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:  # torch advises to load it all the same, with code and all
+            raise pickle.UnpicklingError(
+                "it holds more than tensors and plain values, so loading it could run code; fulltilt writes no such "
+                "file: do not trust it unless you know who wrote it"
+            ) from error
     if not isinstance(state, dict) or "format" not in state:
         raise ValueError("it is no checkpoint of fulltilt")
     if state["format"] != FORMAT:

@@ -64,13 +64,14 @@ def resolve_target(
 def _read_target(target: Any) -> tuple[Config, str, str | None, dict[str, str]]:
     """Return the configuration, name, pickled workload and digests of the pickled workload's code."""
     if isinstance(target, Config):
-        name = Path(target.source).stem if target.source else target.task.replace(":", ".")
-        return target, name, None, {}
+        return target, target.run_name, None, {}
     if isinstance(target, str | os.PathLike):
         text = os.fspath(target)
         if ":" in text and not Path(text).exists():
-            return _build_config(task=text), text.replace(":", "."), None, {}
-        return load_config(text), Path(text).stem, None, {}
+            config = _build_config(task=text)
+            return config, config.run_name, None, {}
+        config = load_config(text)
+        return config, config.run_name, None, {}
     if all(hasattr(target, name) for name in ("model", "dataset", "loss")):
         path, name = find_import_path(target), getattr(target, "name", "workload")
         if path is not None:

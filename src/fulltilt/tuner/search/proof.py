@@ -1,6 +1,6 @@
 """Prove the best plan by turns: race the finalists, take back what is not worth it, hold the rest against the user's.
 
-race    the finalists and the user's own plan
+race    the finalists and the user's own plan; not where all are one of them less a change, as that is the next step
 earn    the winner against itself without each of its changes; what does not earn its place goes
 prove   what is left against the user's own plan, until that is decided or the time is over
 """
@@ -106,11 +106,13 @@ class Proof:
 
     def run(self) -> Steps:
         """Ask for groups until the best plan is known and its gain is decided, or the time is over."""
-        has_choice = len(self._rivals) > 1
-        yield from self._race()
+        whole = self._find_whole()
+        if whole is not None:  # to take its changes back is to race with the others
+            self.best = whole
+        else:
+            yield from self._race()
+            self.evidence = Evidence() if len(self._rivals) > 1 else self.evidence
         self.winner = self.best
-        if has_choice:
-            self.evidence = Evidence()
         if self.base not in (None, self.best):
             yield from self._earn(self.winner, self.base)
         if self.base not in (None, self.best):
@@ -119,6 +121,17 @@ class Proof:
             is_harmless = _is_harmless(self.best, self.winner)
             if is_harmless and self._is_faster(self.winner) and not self._is_faster(self.best):
                 self.best = self.winner
+
+    def _find_whole(self) -> Plan | None:
+        """Find the finalist of which every other one is that plan less one change; None where they differ otherwise."""
+        base = self.base
+        if base is None or len(self._rivals) < 2:
+            return None
+        for plan in self._rivals:
+            parts = {self._take_back(plan, base, names) for names in list_changed(base, plan)}
+            if parts.issuperset(other for other in self._rivals if other != plan):
+                return plan
+        return None
 
     def _race(self) -> Steps:
         plans = [*self._rivals, *([self.base] if self.base is not None else [])]

@@ -1,0 +1,120 @@
+"""``fulltilt init``: write a configuration to start from, of an example or of the user's own code."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fulltilt.cli._shared import build_console, is_import_path
+from fulltilt.errors import StorageError, UsageError, format_nearest
+
+if TYPE_CHECKING:
+    from fulltilt.config import Config
+    from fulltilt.tasks import Workload
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SUFFIX = ".yaml"
+DEFAULT = "fulltilt's default"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="?", metavar="NAME|module:object", help="an example, or a Workload of yours")
+    parser.add_argument("--out", metavar="FILE", help="the file to write (default NAME.yaml)")
+
+
+def run(args: argparse.Namespace) -> int:
+    console, examples = build_console(is_screen=True), list_examples()
+    if args.source is None:
+        console.print(
+            "fulltilt init NAME writes one of these, fulltilt init module:object one for a Workload of yours:"
+        )
+        for name, path in examples.items():
+            if "/" not in name:
+                console.print(f"  {name:<26}{read_title(path)}")
+        console.print("  and presets/…, guides/…: " + ", ".join(name for name in examples if "/" in name))
+        return 0
+    if not is_import_path(args.source) and args.source not in examples:
+        raise UsageError(
+            f"no example is named {args.source}; {format_nearest(args.source, examples)}, or module:object"
+        )
+    name = args.source.partition("(")[0].replace(":", "_").rpartition("/")[2]
+    target = Path(args.out or name + SUFFIX)
+    if target.exists():
+        raise UsageError(f"{target} is there already; name another with --out")
+    if is_import_path(args.source):
+        text = describe_own(args.source, target)
+    else:
+        path = examples[args.source]
+        text = path.read_text("utf-8").replace(f"configs/{path.relative_to(EXAMPLES)}", str(target))
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{target} cannot be written: {error.strerror}") from None
+    console.print(f"{target} is written. Next: fulltilt check {target}", soft_wrap=True)
+    return 0
+
+
+def list_examples() -> dict[str, Path]:
+    """Return the name of each configuration that comes with the package → its file."""
+    paths = sorted(EXAMPLES.rglob(f"*{SUFFIX}"), key=lambda path: (len(path.parts), path))
+    return {str(path.relative_to(EXAMPLES).with_suffix("")): path for path in paths}
+
+
+def read_title(path: Path) -> str:
+    """Return the first sentence of the comment at the head of a configuration."""
+    head = path.read_text("utf-8").splitlines()[0].removeprefix("# ")
+    return head.partition(": ")[0].partition(". ")[0].rstrip(".")
+
+
+def describe_own(source: str, target: Path) -> str:
+    """Write a configuration of ``module:object`` that says what was found in it, and what is fulltilt's default.
+
+    Raises:
+        ConfigError: there is no such object, or it is no Workload and returns none.
+    """
+    from fulltilt.config import config_for_object
+    from fulltilt.engine.build.assemble import build_workload, name_origins
+
+    config = config_for_object(source)
+    workload = build_workload(config)
+    is_own = name_origins(config, workload)["optimizer"] == "the workload's own code"
+    return "\n".join([*_list_head(source, target, workload), *_list_settings(config, workload, is_own=is_own), ""])
+
+
+def _list_head(source: str, target: Path, workload: Workload) -> Iterator[str]:
+    yield f"# How {source} is trained. What is not written here is at its default: docs/config.md, fulltilt schema."
+    yield "#"
+    for command in ("check", "tune", "train"):
+        yield f"#   fulltilt {command} {target}"
+    yield f"task: {source}   # {', '.join(_list_findings(workload))}"
+    yield ""
+
+
+def _list_findings(workload: Workload) -> Iterator[str]:
+    dataset: Any = workload.dataset()
+    if hasattr(dataset, "__len__"):
+        yield f"{len(dataset):,} samples"
+    yield f"{sum(parameter.numel() for parameter in workload.model().parameters()):,} parameters"
+    yield "with a validation set" if workload.validation else "no validation set: quality goes unseen"
+
+
+def _list_settings(config: Config, workload: Workload, *, is_own: bool) -> Iterator[str]:
+    yield "data:"
+    yield f"  batch_size: {config.data.batch_size}   # {DEFAULT}: write yours; tune keeps it without --free-batch"
+    yield f"  num_workers: {config.data.num_workers}"
+    yield ""
+    if is_own:
+        assert workload.optimizer is not None
+        optimizer = workload.optimizer(workload.model().parameters())
+        yield f"# The optimizer is the code's own: {type(optimizer).__name__}, lr {optimizer.param_groups[0]['lr']:g}."
+    yield "optim:"
+    if not is_own:
+        yield f"  optimizer: {config.optim.optimizer}   # {DEFAULT}: write yours, such as sgd(momentum=0.9)"
+        yield f"  lr: {config.optim.lr:g}   # {DEFAULT}"
+    yield f"  schedule: {config.optim.schedule}   # or cosine"
+    yield ""
+    yield "run:"
+    yield f"  epochs: {config.run.epochs}   # {DEFAULT}"
+    yield f"  seed: {config.run.seed}"
