@@ -1,4 +1,4 @@
-"""``python -m benchmarks._readme``: writes the table of measured claims in both READMEs again, from the result files."""
+"""``python -m benchmarks._readme``: writes the table of measured claims in both READMEs from the result files."""
 
 from __future__ import annotations
 
