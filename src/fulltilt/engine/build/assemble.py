@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,10 @@ from fulltilt.engine.build.views import plan_view_data
 from fulltilt.engine.step.schedule import check_schedule
 from fulltilt.errors import ConfigError
 from fulltilt.tasks import LOSSES, TASKS, Workload, build_model, check_model, read_data_facts
+
+_PLACE = re.compile(
+    r"(?!default$)(?:alias \S+ \()?(?P<file>.+?)(?::(?P<line>\d+))?\)?"
+)  # as ``Config.provenance`` has it
 
 
 def build_workload(config: Config) -> Workload:
@@ -50,10 +55,11 @@ def _say_where(config: Config, key: str, problems: list[ConfigError] | None = No
     try:
         yield
     except ConfigError as error:
-        key = error.key or key
-        place = config.provenance.get(key, "default")
-        file = error.file or (None if place == "default" else place)
-        located = ConfigError(error.message, file=file, line=error.line, key=key)
+        key, file, line = error.key or key, error.file, error.line
+        found = _PLACE.fullmatch(config.provenance.get(key, ""))
+        if file is None and found is not None:
+            file, line = found["file"], found["line"] and int(found["line"])
+        located = ConfigError(error.message, file=file, line=line, key=key)
         if problems is None:
             raise located from error
         problems.append(located)

@@ -88,9 +88,9 @@ def run_checks(
         items += [_check_build(run), *_check_ranks(run, n_ranks)]
         forecast = [] if memory_limit_bytes is None else [_check_memory_limit(run, memory_limit_bytes, n_ranks)]
         items += forecast
-        if not any(item.verdict == "problem" for item in forecast):
-            items += _check_one_step(session, n_ranks, memory_limit_bytes)
-            items.append(_check_validation(session))
+        fits = not any(item.verdict == "problem" for item in forecast)
+        items += _check_one_step(session, n_ranks, memory_limit_bytes) if fits else []
+        items.append(_check_validation(session, evaluates=fits))
         items += [_check_workers(run, n_ranks), check_host_memory(run, n_ranks)]
         items += [_check_data_path(config), _check_checkpoints(config), _check_disk(run, config, out_dir)]
     return items
@@ -283,8 +283,8 @@ def _estimate(run: Run, batch: Any, batch_size: int, accumulate: int, n_ranks: i
     return estimate_memory(changed, -(-batch_size // n_ranks), batch=batch, build_step=build_step)
 
 
-def _check_validation(session: Session) -> CheckItem:
-    """Evaluate one batch, where the run evaluates."""
+def _check_validation(session: Session, *, evaluates: bool) -> CheckItem:
+    """Tell the validation set; ``evaluates`` evaluates one batch of it, where the run evaluates."""
     run = session.run
     if session.validation is None:
         if run.workload.assess is not None:
@@ -294,6 +294,8 @@ def _check_validation(session: Session) -> CheckItem:
     text = "a stream of samples" if n_samples is None else f"{n_samples} samples"
     if session.limits.evaluate_every is None:
         return CheckItem("validation", "note", f"{text}, never evaluated: run.evaluate_every is off")
+    if not evaluates:
+        return CheckItem("validation", "ok", text)
     bare = dataclasses.replace(run, workload=dataclasses.replace(run.workload, assess=None))
     n_asked = itertools.count()
     try:
