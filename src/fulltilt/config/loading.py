@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import operator
+import shlex
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +40,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         sizes = ", ".join(f"{' and '.join(keys)} × {len(grid.values)}" for grid, keys in axes)
         choice = " ".join(f"{keys[0]}={grid.values[0]}" for grid, keys in axes)
         raise ConfigError(
-            f"is a grid of {n_points} points ({sizes}) and one configuration is asked for; choose: {choice}",
+            f"is a grid of {n_points} points ({sizes}) and one configuration is asked for; choose: {choice}; or run "
+            f"all of them: {shlex.join(['fulltilt', 'lab', 'submit', '--local', str(path), *overrides])}",
             file=str(path),
         )
     return next(config for _, config in _expand(settings, axes, path))

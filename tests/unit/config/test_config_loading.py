@@ -310,6 +310,11 @@ def test_one_configuration_refuses_a_grid_with_its_size_and_takes_a_point_that_o
     said = fail(write(GRID))
     assert "grid of 6 points (optim.lr × 3, data.batch_size × 2)" in said
     assert "choose: optim.lr=0.0001 data.batch_size=64" in said
+    path = write(GRID)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["run.epochs=3", "model=mlp(depth=1, hidden=2)"])
+    command = f"fulltilt lab submit --local {path} run.epochs=3 'model=mlp(depth=1, hidden=2)'"
+    assert str(caught.value).endswith(f"or run all of them: {command}")
     assert load_config(write(GRID), ["optim.lr=0.5", "data.batch_size=64"]).optim.lr == 0.5
 
 

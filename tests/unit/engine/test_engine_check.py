@@ -13,6 +13,7 @@ from training_cases import fail
 
 from fulltilt import Workload
 from fulltilt.config import config_from_values
+from fulltilt.engine.build import assemble
 from fulltilt.engine.check import checklist as checks
 from fulltilt.engine.check.checklist import describe_error, run_checks
 from fulltilt.hardware import NvmlDevice, NvmlProcess
@@ -24,13 +25,17 @@ def build_data():
     return TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
 
 
+def build_wide_data():
+    return TensorDataset(torch.randn(64, 5), torch.randint(2, (64,)))
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Check a workload with some parts of its own; return the items by their names."""
 
     def run(*, values=None, memory_limit_bytes=None, **parts):
         given = {"model": lambda: nn.Linear(4, 2), "dataset": build_data, "loss": nn.CrossEntropyLoss()} | parts
-        monkeypatch.setattr(checks, "build_workload", lambda config: Workload(**given))
+        monkeypatch.setattr(assemble, "build_workload", lambda config: Workload(**given))
         config = config_from_values({"data": {"batch_size": 8}} | (values or {}), base_dir=str(tmp_path))
         options = {"rank_devices": ["cpu"] * (config.run.n_ranks or 0), "memory_limit_bytes": memory_limit_bytes}
         return {item.name: item for item in run_checks(config, device="cpu", out_dir=tmp_path / "runs", **options)}
@@ -54,7 +59,9 @@ N_WORKERS = (os.cpu_count() or 1) + 1
     [
         ({"loss": fail(RuntimeError("mat1 and mat2"))}, "one step", "problem", "RuntimeError: mat1 and mat2"),
         ({"loss": lambda outputs, targets: outputs.sum() * float("nan")}, "one step", "problem", "loss nan"),
-        ({"validation": lambda: TensorDataset(torch.zeros(0, 4))}, "validation", "problem", "0 samples"),
+        ({"validation": lambda: TensorDataset(torch.zeros(0, 4))}, "build", "problem", "0 samples"),
+        ({"validation": build_wide_data}, "validation", "problem", "mat1 and mat2 shapes cannot be multiplied"),
+        ({"loss": fail(SystemExit(0))}, "one step", "problem", "called sys.exit(0)"),
         ({}, "validation", "note", "there is no validation set"),
         ({"values": {"run": {"checkpoint_every": None}}}, "checkpoints", "note", "off"),
         (

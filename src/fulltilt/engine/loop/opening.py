@@ -23,7 +23,7 @@ from fulltilt.engine.loop.promise import build_watch
 from fulltilt.engine.loop.session import Restart, Session, build_session
 from fulltilt.engine.loop.sizes import Sizes, apply_sizes, leave_out_tail
 from fulltilt.engine.ranks.world import World
-from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError
+from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError, UsageError
 from fulltilt.hardware import describe_process_state
 from fulltilt.levers import select_recipe
 from fulltilt.records import Listener, RunEnded
@@ -66,10 +66,17 @@ def open_session(job: Job, after: Restart | None) -> Iterator[Session]:
     """Build the run, and restore its checkpoint when resuming.
 
     After an attempt that ran out of memory, listeners are told when no other one can follow it.
+
+    Raises:
+        UsageError: code of the model or the data called ``sys.exit``; and whatever else building raises.
     """
     with contextlib.ExitStack() as stack:
         try:
             session = _build(job, after, stack)
+        except SystemExit as error:  # it would end the program, by 0 as if all were well
+            raise UsageError(
+                f"code of the model or the data called sys.exit({error.code!r}) as it was built"
+            ) from error
         except Exception as error:  # told to the listeners, and raised again
             if after is not None:
                 announce = Announcer(job.listeners, attempt=after.attempt)

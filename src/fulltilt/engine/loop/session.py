@@ -277,5 +277,6 @@ def _build_learning_rate(run: Run, limits: Limits) -> LearningRate:
         total = 1
     n_steps = int(total)
     per_epoch = run.steps_per_epoch or n_steps
-    schedule = build_schedule(optim.schedule, total_steps=n_steps, steps_per_epoch=per_epoch, warmup=optim.warmup)
+    lengths = {"total_steps": n_steps, "steps_per_epoch": per_epoch}
+    schedule = build_schedule(optim.schedule, **lengths, warmup=optim.warmup, notes=run.notes)
     return LearningRate(run.setup.optimizer, schedule)
