@@ -31,7 +31,7 @@ class Promise:
 
 def write_promise(folder: Path, promise: Promise) -> Path:
     """Write the promise into the folder of its search. Raises StorageError as ``write_atomic``."""
-    return write_atomic(folder / PROMISE_FILE, dumps(promise, indent=1))
+    return write_atomic(folder / PROMISE_FILE, dumps(promise, indent=1) + "\n")
 
 
 def read_promise(path: Path) -> Promise | str:
