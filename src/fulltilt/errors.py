@@ -122,7 +122,11 @@ class TrainingError(FulltiltError):
 
 
 class NonFiniteLossError(TrainingError):
-    """A loss is not finite."""
+    """A loss is not finite, first that of ``step`` where it is known."""
+
+    def __init__(self, message: str, *, step: int | None = None):
+        super().__init__(message)
+        self.step = step
 
 
 class WorkerDiedError(TrainingError):

@@ -16,7 +16,7 @@ REDRAW_S = 0.5  # drawing takes 0.4 ms
 class ProgressBar:
     """Shows a bar on a terminal and one line an epoch; elsewhere only the lines.
 
-    That training has finished is for its caller to tell, who has the result.
+    That training has finished, or why it failed, is for its caller to tell, who has the result or the error.
 
     Redrawn when an event comes in, at most twice a second, never by a thread: a forked data worker must not inherit a
     held lock.
@@ -107,9 +107,8 @@ class ProgressBar:
             return
         first = self._started.first_step if self._started else 0
         here = f", {event.step - first:,} of them since the checkpoint it went on from" if first else ""
-        how, _, why = event.reason.partition(": ")
-        after = f"{how} after {event.step:,} steps{here}, {format_seconds(event.seconds)}"
-        self._print(f"{after}: {why}" if why else after)
+        how = event.reason.partition(": ")[0]
+        self._print(f"{how} after {event.step:,} steps{here}, {format_seconds(event.seconds)}")
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -64,6 +65,67 @@ def test_what_cannot_be_is_said_before_anything_starts(train, tmp_path, capsys, 
     told = capsys.readouterr().err
     assert all(part in told for part in said)
     assert not (tmp_path / "run").exists()
+
+
+OWN_CODE = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+import fulltilt
+
+class Points(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index): return torch.ones(3), index % 2
+
+class Bad(Points):
+    def __getitem__(self, index):
+        if index == 37: raise ValueError("no such pixel")
+        return super().__getitem__(index)
+
+class Loss(nn.CrossEntropyLoss):
+    n_seen = 0
+    def forward(self, outputs, targets):
+        self.n_seen += 1
+        return super().forward(outputs, targets) / (0 if self.n_seen == 2 else 1)
+
+def build(dataset, loss): return fulltilt.Workload(model=lambda: nn.Linear(3, 2), dataset=dataset, loss=loss)
+bad, diverging = build(Bad, nn.CrossEntropyLoss()), build(Points, Loss())
+"""
+
+
+@pytest.fixture
+def train_own(tmp_path, monkeypatch):
+    (tmp_path / "train_own_code.py").write_text(OWN_CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "train_own_code", raising=False)
+    return lambda name, *words: run_command(["train", f"train_own_code:{name}", "--device", "cpu", *words])
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_a_data_set_that_raises_is_one_line_and_nothing_else(train_own, capsys, n_workers):
+    assert train_own("bad", f"data.num_workers={n_workers}") == 2
+    said = capsys.readouterr()
+    assert re.fullmatch(
+        r"fulltilt train: sample 37 of Bad cannot be read: ValueError: no such pixel \(\S+/train_own_code\.py:13\); "
+        r"data\.on_bad_sample=skip\(limit=100\) leaves such samples out "
+        r"\(log: runs/train/train_own_code_bad/traceback\.log\)\n",
+        said.err,
+    )
+    assert "no such pixel" not in said.out
+
+
+def test_a_loss_that_is_not_finite_is_told_once_and_with_its_step(train_own, capsys):
+    """It was told after the interval in which it was read, and twice."""
+    assert train_own("diverging", "data.batch_size=4") == 1
+    said = capsys.readouterr()
+    assert re.search("^failed after 2 steps, .* s$", said.out, re.MULTILINE)
+    assert (said.out.count("the loss is"), said.err.count("the loss is nan in step 2 ")) == (0, 1)
+
+
+def test_a_path_that_a_workload_does_not_take_is_refused(train_own, capsys):
+    assert train_own("bad", "--data-path", ".") == 2
+    assert "train_own_code:bad takes no path; make it a function that does" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

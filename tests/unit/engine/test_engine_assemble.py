@@ -136,6 +136,16 @@ def test_a_workload_of_the_users_own_gets_an_optimizer_and_keeps_the_one_that_it
         ({"task": "no_such_module_anywhere:workload"}, "task", "no module"),
         ({"task": "assemble_user_code:workloat"}, "task", "did you mean workload"),
         ({"task": "assemble_user_code:nothing"}, "task", "is of type int, expected a fulltilt.Workload"),
+        (
+            {"task": "assemble_user_code:workload", "data": {"path": "here"}},
+            "data.path",
+            r"'here' would not be read: assemble_user_code:workload takes no path; .*, def workload\(path\): return",
+        ),
+        (
+            DIGITS | {"data": {"dataset": "assemble_user_code:Points(n=9)", "path": "here"}},
+            "data.path",
+            r"'here' would not be read: assemble_user_code:Points\(n=9\) takes no path; leave it out",
+        ),
     ],
 )
 def test_mistakes_are_named_with_their_key(values, key, words, user_code):
@@ -225,6 +235,7 @@ def test_optimizers_have_torchs_defaults(name):
 def test_a_run_is_named_after_its_configuration():
     assert configure(DIGITS | {"run": {"name": "first"}}).run_name == "first"
     assert configure(DIGITS).run_name == "classification"
+    assert config_for_object("my_module:workload").run_name == "my_module_workload"
 
 
 @pytest.mark.parametrize(

@@ -294,16 +294,37 @@ WIDE = dataclasses.replace(SPACE, axes={"batch_size": BATCHES})
 
 @pytest.mark.parametrize("strategy", search.STRATEGIES)
 @pytest.mark.parametrize("budget_s", [None, 1000.0])
-def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
+def test_a_search_stops_after_two_plans_that_fail_alike_where_one_is_the_users_own(strategy, budget_s):
+    """A data set that raises was met by about twelve plans before the search said so."""
     made, proof = search_all(
-        lambda plan: Answer(status="error", reason=f"DataError: cut; copy it again (log: {plan['batch_size']}.log)"),
+        lambda plan: Answer(
+            status="error",
+            reason=f"DataError: sample {plan['batch_size']} cut; copy it again (log: {plan['batch_size']}.log)",
+        ),
         WIDE, dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
     )  # fmt: skip
-    assert len({row.plan for row in made.session.common_error}) <= 4
-    assert USER in {row.plan for row in made.session.rows}, "the settings as they were are tried, too"
+    assert len(made.session.rows) == len({row.plan for row in made.session.common_error}) == 2
+    assert made.session.rows[0].plan == USER
     ended = say_why_not(made, proof)
-    assert "different plans failed with the same error and none ran" in str(ended)
-    assert ("DataError: cut" in str(ended), ended.remedy) == (True, "copy it again")
+    assert "2 different plans failed with the same error and none ran" in str(ended)
+    assert ("DataError: sample 32 cut" in str(ended), ended.remedy) == (True, "copy it again")
+
+
+def test_where_the_users_own_plan_fails_a_plain_one_tells_whether_a_lever_is_at_fault():
+    """A lever of the user's that cannot run must not end the search: others are tried, without it and with it."""
+    own = USER.replace(compile=True, num_workers=2)
+    space = dataclasses.replace(
+        WIDE, base=own, user_plan=own, axes={"batch_size": (16, 32), "compile": (False, True), "num_workers": (0, 2)}
+    )
+    failed = Answer(status="error", reason="RuntimeError: no compiler")
+    session, result = run(lambda plan: failed if plan["compile"] else answer_larger_is_faster(plan), space)
+    assert [row.plan for row in session.rows[:2]] == [own, USER]
+    assert (session.rows[1].why, session.common_error) == (
+        "the settings as they were failed: with plain ones, as far as the search may",
+        (),
+    )
+    assert {row.plan["compile"] for row in session.rows} == {False, True}
+    assert not result.picks.recommended.trial.plan["compile"]
 
 
 @pytest.mark.parametrize("status", ["error", "out_of_memory", "timeout"])

@@ -91,6 +91,7 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
             on_event=tell,
             start_s=start_s,
             n_devices=options.n_ranks,
+            user_plan=space.user_plan,
         )
         _announce(space, session, options, folder, tell)
         if assumed := describe_origins(probe.workload, space.user_plan, source=question.aim.name_source()):
@@ -106,10 +107,6 @@ def run_strategy(search: Search) -> None:
     session.run(strategies.run_own_plan(space))
     strategy = strategies.STRATEGIES[search.options.strategy]
     session.run(strategy(space))
-    if session.common_error:  # the settings as they were have the last word on whether the workload is broken
-        session.run(strategies.run_own_plan(space), despite_errors=True)
-        if not session.common_error:
-            session.run(strategy(space))
     if session.is_budget_spent and len({row.plan for row in session.rows if row.status == "ok"}) < 2:
         session.is_budget_spent = False  # nothing to compare: what was kept back for that is the search's
         session.run(strategy(space), may_use_reserve=True)

@@ -7,6 +7,7 @@ one function.
 
 import dataclasses
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -23,6 +24,7 @@ from fulltilt.tuner.trials.target import Target
 PROOF_S = 30.0  # kept back for the comparison of the best plans with the user's own
 RESERVE_SHARE = 0.4  # of the budget at most is kept back for it
 N_ALIKE = 3  # plans that failed in the same words: fewer may be one lever's fault
+N_ALIKE_OWN = 2  # where one of them is the user's own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +77,7 @@ class Session:
     clock: Callable[[], float] = time.monotonic
     start_s: float | None = None  # when the search began, on ``clock``; None: now
     n_devices: int = 1  # that a trial runs on; for the rows of plans that are skipped
+    user_plan: Plan | None = None
 
     def __post_init__(self) -> None:
         self._start_s = self.clock() if self.start_s is None else self.start_s
@@ -103,21 +106,22 @@ class Session:
 
     @property
     def common_error(self) -> Sequence[Trial]:
-        """Rows of one error that ``N_ALIKE`` plans or more met while nothing of their kind ran; else none.
+        """Rows of one error that several plans met while nothing of their kind ran; else none.
 
-        Nothing further is begun then but on request. Out of memory and a deadline are no such errors: another plan may
-        well fit. Neither are estimates on fake tensors, which cannot run every model.
+        Nothing further is begun then. Out of memory and a deadline are no such errors: another plan may well fit.
+        Neither are estimates on fake tensors, which cannot run every model. Which sample it was is no part of an error.
         """
         rows = [*self.rows, *self.probes]
         alike: dict[str, list[Trial]] = {}
         for row in rows:
             if row.status == "error" and row.kind != "memory":
                 words = (row.reason or "").partition(" (log: ")[0]  # each trial has a log of its own
-                alike.setdefault(words, []).append(row)
+                alike.setdefault(re.sub(r"sample \d+", "sample", words), []).append(row)
         for failed in alike.values():
             kinds = {WHOLE_RUN, *(row.kind for row in failed)}
             has_run = any(row.status == "ok" and row.kind in kinds for row in rows)
-            if len({row.plan for row in failed}) >= N_ALIKE and not has_run:
+            plans = {row.plan for row in failed}
+            if len(plans) >= (N_ALIKE_OWN if self.user_plan in plans else N_ALIKE) and not has_run:
                 return failed
         return ()
 
@@ -128,9 +132,7 @@ class Session:
             return None
         return least
 
-    def run(
-        self, strategy: Generator[Wish, Any, Any], *, may_use_reserve: bool = False, despite_errors: bool = False
-    ) -> bool:
+    def run(self, strategy: Generator[Wish, Any, Any], *, may_use_reserve: bool = False) -> bool:
         """Run a strategy to its end; False when the budget, or an error that every plan meets, ended it first."""
         try:
             wish = next(strategy)
@@ -138,7 +140,7 @@ class Session:
                 answer = None
                 if self._is_free(wish):
                     answer = self._answer(wish)
-                elif not despite_errors and self.common_error:
+                elif self.common_error:
                     strategy.close()
                     return False
                 elif isinstance(wish, Skip) or not self._must_stop(wish, may_use_reserve=may_use_reserve):
