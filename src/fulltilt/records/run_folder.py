@@ -166,7 +166,7 @@ def find_folders(
         try:
             found = _read_fingerprint(folder, results)
         except RunFolderError:  # somebody's all the same
-            found = {"command": "unknown"}
+            found = dict[str, Any](command="unknown")
         if not found or not (written_s or _is_in_use(folder)):
             free = free or folder
         elif (relation := _compare(found, fingerprint_parts, command, aging)) != "other":

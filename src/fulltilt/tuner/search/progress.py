@@ -10,7 +10,7 @@ from fulltilt.records import Plan, Trial
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SearchStarted:
     strategy: str
-    grid_size: int
+    grid_size: int  # plans that can run
     n_planned: int  # trials, at most unless the machine is noisy; an adaptive search usually needs fewer
     n_resumed: int  # rows found in the run folder
     device: str

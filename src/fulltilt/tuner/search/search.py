@@ -231,7 +231,7 @@ def _announce(space: Space, session: Session, question: Question, folder: RunFol
         full = _build_space(question, space.facts, all_levers=True, named_only=False)
     started = SearchStarted(
         strategy=strategies.name_strategy(options.strategy),
-        grid_size=count_grid(space) + len(space.skipped),
+        grid_size=count_grid(space),
         n_planned=sum(session.planned.values()),
         n_resumed=session.journal.n_found,
         device=options.device,
