@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,22 @@ def train(tmp_path):
 
     def run(*words):
         return run_command(["train", "configs/digits.yaml", "run.device=cpu", "--out", str(tmp_path / "run"), *words])
+
+    return run
+
+
+@pytest.fixture
+def train_here(tmp_path, monkeypatch, capsys):
+    """Train the digits for one epoch where no folder is named; what was said."""
+    pytest.importorskip("sklearn")
+    config = Path("configs/digits.yaml").resolve()
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, expect=0):
+        code = run_command(["train", str(config), "run.epochs=1", "run.device=cpu", *words])
+        said = capsys.readouterr()
+        assert code == expect, said.err
+        return said.out + said.err
 
     return run
 
@@ -139,3 +156,25 @@ def test_the_flag_adds_to_what_the_configuration_names(train, tmp_path, capsys):
     told = re.search(r"accuracy ([\d.]+)", capsys.readouterr().out).group(1)
     html = (tmp_path / "run" / "report.html").read_text()
     assert f"<td>{told}</td>" in html, "the page and the last line say the same"
+
+
+def test_a_run_that_is_over_or_another_one_begins_in_a_folder_of_its_own(train_here, capsys):
+    assert "files: runs/train/digits\n" in train_here()
+    said = train_here()
+    assert "runs/train/digits holds this run already: this one is in runs/train/digits-2\n" in said
+    assert "files: runs/train/digits-2\n" in said
+    said = train_here("lr=0.01")
+    assert re.search(r"digits holds another run \(changed: optim.lr .* → 0.01\): this one is in .*/digits-3\n", said)
+    said = train_here("--epochs", "2", "--resume")
+    assert "files: runs/train/digits-2\n" in said, "the newest that matches"
+    assert "46 steps" in said
+    (Path("runs/train/digits-3") / "events.jsonl").unlink()
+    assert "go on with --resume" in train_here("lr=0.01", expect=2), "it may have been interrupted"
+    assert "holds the results of another run (changed: optim.lr" in train_here("lr=0.1", "--resume", expect=2)
+
+
+def test_data_that_are_not_there_are_told_before_a_full_folder(train, capsys):
+    assert train("--epochs", "1", "--quiet") == 0
+    assert train("data.dataset=image_folder", "--data-path", "nowhere", "model=small_cnn") != 0
+    said = capsys.readouterr().err
+    assert ("nowhere" in said, "holds the results" in said) == (True, False)

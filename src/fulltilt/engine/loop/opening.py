@@ -14,6 +14,7 @@ import torch
 from fulltilt.config import Config, plan_of
 from fulltilt.data import GuardedLoader
 from fulltilt.engine.announce import Announcer, describe_resume, is_out_of_memory
+from fulltilt.engine.build.assemble import build_workload
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.checkpoints import checkpoint
@@ -27,7 +28,7 @@ from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError, Us
 from fulltilt.hardware import describe_process_state
 from fulltilt.levers import select_recipe
 from fulltilt.records import Listener, RunEnded
-from fulltilt.records.run_folder import RunFolder
+from fulltilt.records.run_folder import FolderChoice, RunFolder, find_folders
 from fulltilt.tasks import Workload
 
 
@@ -46,6 +47,14 @@ class Job:
     world: World
 
 
+_RESULTS = (NEWEST, PREVIOUS)
+
+
+def find_run_folders(usual: Path, config: Config) -> FolderChoice:
+    """Find the folder whose run ``config`` goes on with, and one for it to begin in, beside the usual one."""
+    return find_folders(usual, fingerprint_parts=_describe_run(config, None), command="train", results=_RESULTS)
+
+
 @contextlib.contextmanager
 def open_folder(job: Job) -> Iterator[None]:
     """Own the folder of this run until the block ends. Of several ranks the first one does, and writes.
@@ -56,7 +65,11 @@ def open_folder(job: Job) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if job.world.is_first:
             described = _describe_run(job.config, job.workload)
-            folder = RunFolder(job.out_dir, fingerprint_parts=described, command="train", results=(NEWEST, PREVIOUS))
+            try:
+                folder = RunFolder(job.out_dir, fingerprint_parts=described, command="train", results=_RESULTS)
+            except RunFolderError:
+                _check_data(job)
+                raise
             stack.enter_context(folder)
         yield
 
@@ -206,6 +219,7 @@ def _find_start(job: Job, *, resume: bool) -> checkpoint.LoadedCheckpoint | None
     out_dir, world = job.out_dir, job.world
     if not resume:
         if find_checkpoint(out_dir):
+            _check_data(job)
             raise RunFolderError(
                 f"{out_dir} holds a checkpoint of this run; go on with --resume, or give another folder with --out"
             )
@@ -215,6 +229,12 @@ def _find_start(job: Job, *, resume: bool) -> checkpoint.LoadedCheckpoint | None
     if path is None or world.is_first:
         return loaded
     return checkpoint.LoadedCheckpoint(state=checkpoint.read_state(path), path=path, note=None)
+
+
+def _check_data(job: Job) -> None:
+    """Raise what is wrong with the data: told before a full folder is, since another one would not help."""
+    workload = job.workload or build_workload(job.config)
+    workload.dataset()
 
 
 def _describe_run(config: Config, workload: Workload | None) -> dict[str, Any]:

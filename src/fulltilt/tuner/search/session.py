@@ -21,7 +21,8 @@ from fulltilt.tuner.search.progress import OnEvent, TrialCut, TrialDone, TrialSt
 from fulltilt.tuner.trials.rows import build_row
 from fulltilt.tuner.trials.target import Target
 
-PROOF_S = 30.0  # kept back for the comparison of the best plans with the user's own
+PROOF_S = 30.0  # usually kept back for the proof,
+PROOF_RUNS = 8  # and as long as so many runs take where the budget is the default: two plans start for each group
 RESERVE_SHARE = 0.4  # of the budget at most is kept back for it
 N_ALIKE = 3  # plans that failed in the same words: fewer may be one lever's fault
 N_ALIKE_OWN = 2  # where one of them is the user's own
@@ -72,6 +73,7 @@ class Session:
     journal: Journal
     _: dataclasses.KW_ONLY
     budget_s: float | None = None  # wall time of this search; rows that lay in the folder cost none of it
+    proof_s: float = PROOF_S  # of it kept back for the comparison of the best plans with the user's own
     planned: Mapping[str, int] = dataclasses.field(default_factory=dict)  # kind → trials at most, for progress only
     on_event: OnEvent = lambda event: None
     clock: Callable[[], float] = time.monotonic
@@ -180,8 +182,8 @@ class Session:
         kept_s = 0.0 if has_run or is_whole else self._estimate_s(WHOLE_RUN)
         search_s = (self._ready_s if self.n_run else self.elapsed_s) + next_s + kept_s
         if not may_use_reserve:
-            kept_s += min(PROOF_S, RESERVE_SHARE * self.budget_s)
-            search_s = min(search_s + PROOF_S, search_s / (1 - RESERVE_SHARE))
+            kept_s += min(self.proof_s, RESERVE_SHARE * self.budget_s)
+            search_s = min(search_s + self.proof_s, search_s / (1 - RESERVE_SHARE))
         left_s = self.left_s
         must_stop = left_s <= 0 or ((has_run or not is_whole) and next_s + kept_s > left_s)
         if must_stop and self.cut is None:  # what comes after a run that was broken off would not be begun before it
