@@ -72,13 +72,16 @@ def _build_named(config: Config) -> Workload:
 
 def _import_workload(config: Config) -> Workload:
     given = {"path": config.data.path, "lr": config.optim.lr}
-    name, place = parse_call(config.task).name, _place(config, "task", "task")
-    if config.data.path is not None and "path" not in _read_parameters(find_target(name, {}, **place)):
+    call, place = parse_call(config.task), _place(config, "task", "task")
+    name, path = call.name, _read_parameters(find_target(call.name, {}, **place)).get("path")
+    if config.data.path is not None and path is None:
         raise ConfigError(
             f"{config.data.path!r} would not be read: {name} takes no path; make it a function that does, "
             "def workload(path): return Workload(…)",
             key="data.path",
         )
+    if config.data.path is None and path is not None and path.default is path.empty and not (call.args or call.kwargs):
+        raise ConfigError(f"{name} takes a path, and none is given; name it with --data-path", key="data.path")
     found = build_component(config.task, {}, **place, **given)
     if not isinstance(found, Workload):
         raise ConfigError(
