@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fulltilt._version import __version__
@@ -139,7 +139,12 @@ def run_command(argv: Sequence[str]) -> int:
         args.json = JsonDestination(args.json)
     unwind_on_signals()
     _write_plain_signs()
+    from fulltilt.cli import _shared
+
     try:
+        if args.quiet and args.verbose:
+            raise UsageError("--quiet and --verbose ask for opposites; give one")
+        _shared.SPEECH.is_quiet = args.quiet
         if getattr(args, "json", None) and (obstacle := args.json.find_obstacle()):  # said before the work, not after
             raise UsageError(f"--json {args.json}: {obstacle}")
         code = args.run(args)
@@ -163,6 +168,8 @@ def run_command(argv: Sequence[str]) -> int:
             return 1
         traceback.print_exc()
         return _end(args, f"{type(error).__name__}: {error}", 1)
+    finally:
+        _shared.SPEECH.is_quiet = False
 
 
 def _end(args: argparse.Namespace, message: str, code: int, *, remedy: str | None = None) -> int:
@@ -233,4 +240,17 @@ def build_parser(*filled: str) -> argparse.ArgumentParser:
             module = importlib.import_module(f"fulltilt.cli.{name}")
             module.add_arguments(sub)
             sub.set_defaults(run=getattr(module, "run", None))
+            for leaf in list_leaves(sub):
+                leaf.add_argument("--quiet", action="store_true", help="the result in one sentence and errors alone")
+                leaf.add_argument("--verbose", action="store_true", help="all details of the result")
     return parser
+
+
+def list_leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers that have no actions below them, such as that of ``fulltilt data inspect``."""
+    below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield parser
+    for choices in below:
+        for child in choices.values():
+            yield from list_leaves(child)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._shared import build_console, check_at_least, show_progress
+from fulltilt.cli._shared import build_console, check_at_least, print_result, show_progress
 from fulltilt.errors import UsageError
 from fulltilt.records import format_bytes
 
@@ -116,7 +115,8 @@ def _run_make(args: argparse.Namespace) -> int:
 
     names = ("path", "n_samples", "n_sensors", "seed", "with_info")
     _write(make_sensor_hdf5, args, f"writing {args.path}", *names)
-    build_console().print(
+    print_result(
+        build_console(),
         f"{args.path}: {args.n_samples:,} synthetic events of {args.n_sensors:,} sensors, "
         f"{format_bytes(Path(args.path).stat().st_size)}",
         soft_wrap=True,
@@ -132,9 +132,10 @@ def _run_make_stl10(args: argparse.Namespace) -> int:
     names = ("source", "target", "size", "limit")
     made = _write(make_stl10, args, f"writing {args.target}", *names, n_labelled="labelled")
     n_bytes = sum(path.stat().st_size for path in Path(args.target).glob("*.bin"))
-    build_console().print(
+    print_result(
+        build_console(),
         f"{args.target}: {made.n_train:,} labelled, {made.n_unlabeled:,} unlabelled and {made.n_test:,} test images of "
-        f"{made.side} × {made.side}, {len(made.classes)} classes, {format_bytes(n_bytes)}"
+        f"{made.side} × {made.side}, {len(made.classes)} classes, {format_bytes(n_bytes)}",
     )
     return 0
 
@@ -145,7 +146,8 @@ def _run_repack(args: argparse.Namespace) -> int:
 
     title, names = f"writing {args.target}, then reading it back", ("source", "target", "chunk_rows", "compression")
     done = _write(repack_hdf5, args, title, *names, datasets="dataset")
-    build_console().print(
+    print_result(
+        build_console(),
         f"{args.target}: {_describe_rows(done)}, {format_bytes(done.target_bytes)} "
         f"({args.source}: {format_bytes(done.source_bytes)}); every row was read back and is equal "
         f"(BLAKE2b {done.checksum}), {done.seconds:.1f} s",
@@ -170,7 +172,8 @@ def _run_prepare_text(args: argparse.Namespace) -> int:
 
     title, names = "counting words, then writing them", ("files", "folder", "val_share", "tokenizer")
     done = _write(prepare_text, args, title, *names, vocab_size="vocabulary", val_file="val")
-    build_console().print(
+    print_result(
+        build_console(),
         f"{done.folder}: {done.n_train:,} tokens for training, {done.n_val:,} for validation, as {done.dtype}; "
         f"a vocabulary of {done.n_words:,} with <unk>, {done.n_distinct:,} distinct words in the training text, "
         f"{done.unknown_pct:.2f} % of it is <unk>",
@@ -178,5 +181,5 @@ def _run_prepare_text(args: argparse.Namespace) -> int:
     )
     if not done.n_val:
         note = "note: no word is left for validation: training from it needs a larger --val-share, or --val"
-        print(note, file=sys.stderr)
+        build_console(to_stderr=True).print(note, soft_wrap=True)
     return 0

@@ -9,7 +9,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from fulltilt.cli._shared import build_console, is_import_path, note_interruption, resolve_config_argument, write_json
+from fulltilt.cli._shared import (
+    build_console,
+    is_import_path,
+    note_interruption,
+    print_result,
+    resolve_config_argument,
+    write_json,
+)
 from fulltilt.engine.interrupt import StopRequest, catch_signals
 from fulltilt.errors import UsageError
 from fulltilt.lab import listing
@@ -38,7 +45,6 @@ def run_submit(args: argparse.Namespace) -> int:
     grid = read_grid(source, args.overrides)
     slots = build_slots(grid.pool)
     console = build_console(to_stderr=args.json == "-", is_screen=True)
-    console.quiet = args.quiet
     with hold_folder(lab), contextlib.closing(open_store(lab, create=True)) as store:
         executor = LocalExecutor(lab, slots)
         recover(lab, store, executor)
@@ -49,12 +55,10 @@ def run_submit(args: argparse.Namespace) -> int:
         shown = [found for found in store.read_experiments() if found.id in mine]
         own = store.read_ids(grid.source, {point.digest for point in grid.points}).values()
     write_json(args.json, listing.build_document(lab, shown))
-    console.quiet = False
-    console.print(_describe_end(shown, n_waiting, time.monotonic() - began_s))
-    if not args.quiet:
-        if best := listing.describe_best([found for found in shown if found.id in own]):
-            console.print(best)
-        console.print(listing.build_table(lab, shown))
+    print_result(console, _describe_end(shown, n_waiting, time.monotonic() - began_s))
+    if best := listing.describe_best([found for found in shown if found.id in own]):
+        console.print(best)
+    console.print(listing.build_table(lab, shown, n_rows=None if args.verbose else listing.N_ROWS))
     return 0 if all(found.state == "succeeded" for found in shown) else 1
 
 

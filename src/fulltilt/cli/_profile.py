@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._shared import build_console, write_json
+from fulltilt.cli._shared import build_console, print_result, write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,5 +95,7 @@ def _tell(
     for row in rows:
         table.add_row(*row)
     console = build_console(to_stderr=json_to == "-")
+    if rows:
+        print_result(console, f"{rows[0][0]} takes most, {rows[0][-1]} ({title}).")
     console.print(table)
     return console

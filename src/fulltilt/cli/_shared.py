@@ -26,6 +26,10 @@ LINE_EVERY_S = 10.0  # of progress there
 REDRAW_S = 0.1  # of a progress bar on a terminal
 
 
+SPEECH = argparse.Namespace(is_quiet=False)
+"""How much the command that runs says; ``run_command`` sets it from ``--quiet``."""
+
+
 class JsonDestination(str):
     """Names the file that ``--json`` writes, or stdout as ``-``. It takes one document a run."""
 
@@ -143,7 +147,7 @@ def is_import_path(source: str) -> bool:
 
 
 def build_console(*, to_stderr: bool = False, is_screen: bool = False) -> Console:
-    """Build a rich console that prints square brackets literally.
+    """Build a rich console that prints square brackets literally, and with ``--quiet`` only what ``print_result`` does.
 
     With ``--json -`` stdout belongs to the document, so people read stderr.
 
@@ -159,10 +163,17 @@ def build_console(*, to_stderr: bool = False, is_screen: bool = False) -> Consol
             self.quiet = True  # what is still said on the way out has no reader either
             raise BrokenPipeError
 
-    console = PipeConsole(stderr=to_stderr, highlight=False, markup=False)
+    console = PipeConsole(stderr=to_stderr, highlight=False, markup=False, quiet=SPEECH.is_quiet)
     if not console.is_terminal:
         console.width = SCREEN_WIDTH if is_screen else PLAIN_WIDTH
     return console
+
+
+def print_result(console: Console, sentence: str, *, style: str | None = None, soft_wrap: bool = False) -> None:
+    """Print the result's sentence, which is what ``--quiet`` leaves, on one line then."""
+    is_quiet, console.quiet = console.quiet, False
+    console.print(sentence, style=style, soft_wrap=soft_wrap or is_quiet)
+    console.quiet = is_quiet
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from fulltilt.cli._shared import (
     add_memory_limit_argument,
     add_workload_arguments,
     build_console,
+    print_result,
     read_config_to_train,
     read_memory_limit_bytes,
     write_json,
@@ -27,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_arguments(parser)
     add_memory_limit_argument(parser)
     parser.add_argument("--out", metavar="DIR", default="runs", help="where the run would write (default runs)")
-    parser.add_argument("--verbose", action="store_true", help="long items in full")
     parser.add_argument("--json", metavar="F", help="write the list as JSON (- for stdout)")
 
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     document = {"version": VERSION, "config": config.source, "device": devices[0], "items": items}
     write_json(args.json, {**document, "n_problems": n_problems})
     console = build_console(to_stderr=args.json == "-", is_screen=True)
-    console.print(describe_readiness(items), style="bold")
+    print_result(console, describe_readiness(items), style="bold")
     wrapper = textwrap.TextWrapper(console.width, subsequent_indent=" " * 8, break_on_hyphens=False)
     for item in sorted(items, key=lambda item: [*STYLES].index(item.verdict)):
         text = item.text if args.verbose else textwrap.shorten(item.text, N_CHARS, placeholder=" … (--verbose)")

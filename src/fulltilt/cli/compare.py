@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._shared import build_console, is_import_path, note_interruption, write_json
+from fulltilt.cli._shared import build_console, is_import_path, note_interruption, print_result, write_json
 from fulltilt.errors import UsageError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
     how = "groups of fresh processes that took turns" if document["takes_turns"] else "rounds of whole processes"
     took = f"{comparison['n_groups']} {how}, {document['seconds']:.0f} s"
     sentence = f"{say_gain(comparison, 'B', 'A')}; {took}."
-    console.print(sentence[0].upper() + sentence[1:], style="bold")
+    print_result(console, sentence[0].upper() + sentence[1:], style="bold")
     rate = a["samples_per_s"]
     reach = [rate * (1 + pct / 100) for pct in comparison["ci_pct"]]
     scale = max(rate, b["samples_per_s"], *(end for end in reach if end < 10 * rate))
@@ -152,10 +152,9 @@ def compare_results(args: argparse.Namespace) -> int:
     document = compare_sides(read_side(args.a), read_side(args.b[0]))
     write_json(args.json, document)
     console = build_console(to_stderr=args.json == "-")
+    print_result(console, words.describe_result(document), style="bold yellow" if document["refusal"] else "bold")
     for line in words.describe_sides(document):
         console.print(line)
-    if refusal := document["refusal"]:
-        console.print(f"\nThese two cannot be held against each other: {refusal}.", style="bold yellow")
     console.print("\nWhat differs", style="bold")
     for line in words.describe_differences(document):
         console.print(f"  {line}")

@@ -12,6 +12,7 @@ from fulltilt.cli._shared import (
     check_at_least,
     describe_saved,
     note_interruption,
+    print_result,
     read_config_to_train,
     show_progress,
     write_json,
@@ -45,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="go on where each phase was left; ended ones stay")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/contrastive/NAME)")
     parser.add_argument("--json", metavar="F", help="write the results as JSON (- for stdout)")
-    parser.add_argument("--quiet", action="store_true", help="no progress; warnings only")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -> int:
     """Run the phases in their order; ``folders`` gets those that checkpoints are written into."""
     from fulltilt.engine.contrastive.phases import run_phase
-    from fulltilt.listeners import EventLog, ProgressBar, build_loggers, tell_warnings
+    from fulltilt.listeners import EventLog, ProgressBar, build_loggers
     from fulltilt.records import VERSION
 
     out_dir = Path(args.out or Path("runs") / "contrastive" / config.run_name)
@@ -75,20 +75,23 @@ def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -
     )
     console = build_console(to_stderr=args.json == "-")
     results: dict[str, TrainResult] = {}
+    said: list[str] = []
     for phase in (phase for phase in PHASES if phase in args.phases):
         folder = out_dir / phase
-        view = tell_warnings if args.quiet else ProgressBar(console)
         with show_progress("encoding images") as progress:
             results[phase] = run_phase(
                 phase,
                 config,
                 out_dir=out_dir,
-                listeners=[EventLog(folder), *build_loggers(config.run.loggers, folder), view],
+                listeners=[EventLog(folder), *build_loggers(config.run.loggers, folder), ProgressBar(console)],
                 resume=args.resume,
                 options=options,
-                progress=None if args.quiet else lambda part, done, total, tell=progress: tell(done, total, part),
+                progress=lambda part, done, total, tell=progress: tell(done, total, part),
             )
         figures = ", ".join(f"{name} {value:.4g}" for name, value in results[phase].metrics.items())
-        console.print(f"{phase}: {figures or 'no evaluation'}; files: {folder}")
+        said.append(f"{phase}: {figures or 'no evaluation'}")
+        console.print(f"{said[-1]}; files: {folder}")
+    if args.quiet:
+        print_result(console, "; ".join(said))
     write_json(args.json, {"version": VERSION, "phases": results})
     return 0

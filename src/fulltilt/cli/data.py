@@ -8,9 +8,10 @@ import json
 from typing import TYPE_CHECKING
 
 from fulltilt.cli._data_files import add_make, add_make_stl10, add_prepare_text, add_repack
-from fulltilt.cli._shared import build_console, check_at_least, write_json
+from fulltilt.cli._shared import build_console, check_at_least, print_result, write_json
 from fulltilt.errors import UsageError
 from fulltilt.records import format_bytes
+from fulltilt.report.summary import count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +80,7 @@ def _run_inspect(args: argparse.Namespace) -> int:
 
 
 def _print_inspection(console: Console, inspection: Inspection) -> None:
-    console.print(f"{inspection.path}: {format_bytes(inspection.file_bytes)}")
+    print_result(console, describe_inspection(inspection), soft_wrap=True)
     console.print(_build_layout_table(inspection))
     for report in inspection.datasets:
         if report.rates:
@@ -91,6 +92,19 @@ def _print_inspection(console: Console, inspection: Inspection) -> None:
             console.print(f"{report.name}: {report.advice}", soft_wrap=True)
     for command in dict.fromkeys(report.command for report in inspection.datasets if report.command):
         console.print(f"  {command}", soft_wrap=True)
+
+
+def describe_inspection(inspection: Inspection) -> str:
+    """Say in one sentence how large the file is and how fast its rows are read."""
+    fastest = [
+        f"{report.name}: {rate} rows/s of {ACCESSES[rate.access]}"
+        for report in inspection.datasets
+        for rate in report.rates[:1]
+    ]
+    n_advised = sum(report.command is not None for report in inspection.datasets)
+    advice = f"; fulltilt data repack would lay {count(n_advised, 'dataset')} out better" if n_advised else ""
+    size = f"{inspection.path}: {format_bytes(inspection.file_bytes)}"
+    return "; ".join([size, *fastest]) + advice
 
 
 def _build_layout_table(inspection: Inspection) -> Table:

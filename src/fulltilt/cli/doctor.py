@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._shared import build_console, write_json
+from fulltilt.cli._shared import build_console, print_result, write_json
 from fulltilt.errors import FulltiltError, strip_control_codes
 from fulltilt.records import VERSION, dumps
 from fulltilt.records.run_folder import write_atomic
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fulltilt.doctor.read import Reading
 
 EXIT_FOUND = 3
-N_SHOWN = 5  # findings that fit one screen, three lines each
+N_SHOWN, N_UNREAD_SHOWN = 5, 3  # findings that fit one screen, three lines each; and files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,6 @@ def _add_watch(actions: argparse._SubParsersAction) -> None:
     watch.add_argument("--no-prove", action="store_true", help="only watch: hold no file back")
     watch.add_argument("--out", metavar="DIR", help="where to write report.json (default runs/doctor/SCRIPT)")
     watch.add_argument("--json", metavar="F", help="write the report there too (- for stdout)")
-    watch.add_argument("--quiet", action="store_true", help="say the result only, in one sentence")
     watch.set_defaults(run=_run_watch)
 
 
@@ -68,15 +67,18 @@ def _run_read(args: argparse.Namespace) -> int:
 
     reading = read_scripts(args.paths)
     console = build_console(to_stderr=args.json == "-")
-    lines = [_summarise(reading)]
-    for found in reading.findings[:N_SHOWN]:
+    print_result(console, _summarise(reading), soft_wrap=True)
+    lines: list[str] = []
+    n_shown = len(reading.findings) if args.verbose else N_SHOWN
+    for found in reading.findings[:n_shown]:
         code = strip_control_codes(found.evidence["code"])
         lines.append(f"{found.file}:{found.line}  {found.rule}\n    {code[:96]}\n    fix: {found.fix}")
-    if len(reading.findings) > N_SHOWN:
-        lines.append(f"and {len(reading.findings) - N_SHOWN} more; --json F writes all")
-    lines += [f"not read: {reason}" for reason in reading.unread[:3]]
-    if len(reading.unread) > 3:
-        lines.append(f"not read: {len(reading.unread) - 3} files more")
+    if len(reading.findings) > n_shown:
+        lines.append(f"and {len(reading.findings) - n_shown} more; --verbose prints all")
+    n_shown = len(reading.unread) if args.verbose else N_UNREAD_SHOWN
+    lines += [f"not read: {reason}" for reason in reading.unread[:n_shown]]
+    if len(reading.unread) > n_shown:
+        lines.append(f"not read: {len(reading.unread) - n_shown} files more")
     for line in lines:
         console.print(line, soft_wrap=True)
     document = {
@@ -143,19 +145,23 @@ def _report(args: argparse.Namespace, folder: Path, code: int) -> bool:
     path = write_atomic(out_dir / "report.json", text + "\n")
     write_json(args.json, text)
     console = build_console(to_stderr=args.json == "-", is_screen=True)
-    _print_report(console, document, path, is_quiet=args.quiet)
+    _print_report(console, document, path, is_verbose=args.verbose)
     return any(finding["verdict"] == "act" for finding in document["findings"])
 
 
-def _print_report(console: Console, document: dict[str, Any], path: Path, *, is_quiet: bool) -> None:
+def _print_report(console: Console, document: dict[str, Any], path: Path, *, is_verbose: bool) -> None:
     from fulltilt.report.diagnosis import describe_result, describe_steps, list_bars, list_findings
 
-    console.print(f"\n{describe_result(document)}", style="bold")
-    if is_quiet:
-        return
+    console.print()
+    print_result(console, describe_result(document), style="bold")
     lines = [f"note: {note}" for note in document["notes"]]
     if document["breakdown_pct"]:
-        lines = [describe_steps(document), *list_bars(document), *list_findings(document["findings"]), *lines]
+        lines = [
+            describe_steps(document),
+            *list_bars(document),
+            *list_findings(document["findings"], is_whole=is_verbose),
+            *lines,
+        ]
     for line in lines:
         console.print(line)
     console.print(f"report: {path}", soft_wrap=True)

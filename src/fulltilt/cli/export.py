@@ -2,7 +2,7 @@
 
 import argparse
 
-from fulltilt.cli._shared import build_console, write_json
+from fulltilt.cli._shared import build_console, print_result, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +25,11 @@ def run(args: argparse.Namespace) -> int:
     console = build_console(to_stderr=args.json == "-")
     for note in export.notes:
         console.print(f"note: {note}")
-    console.print(
+    print_result(
+        console,
         f"{export.path}: {export.n_tensors} tensors, {format_bytes(export.n_bytes)}, {export.weights} weights of "
-        f"step {export.metadata['fulltilt.step']} ({export.checkpoint})"
+        f"step {export.metadata['fulltilt.step']} ({export.checkpoint})",
     )
+    for name, value in export.metadata.items() if args.verbose else ():
+        console.print(f"  {name}: {value}")
     return 0

@@ -13,6 +13,7 @@ from fulltilt.cli._shared import (
     build_console,
     list_train_words,
     note_interruption,
+    print_result,
     read_config,
     resolve_config_argument,
     show_progress,
@@ -47,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--weights", metavar="RUN_DIR", help="measure the newest checkpoint of this training")
     check.add_argument("--out", metavar="DIR", help="where to write (default runs/infer/NAME)")
     check.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
-    check.add_argument("--verbose", action="store_true", help="also every percentile, the levers and the machine")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +67,8 @@ def _run_check(args: argparse.Namespace) -> int:
     with check.open_check_folder(plan, out_dir) as folder:
         if folder.set_aside:
             aside.print(f"note: {folder.set_aside}")
-        weights, is_new = check.prepare_weights(plan, folder, list_train_words(args, args.config))
+        words = [*list_train_words(args, args.config), *(["--quiet"] if args.quiet else [])]
+        weights, is_new = check.prepare_weights(plan, folder, words)
         aside.print(_describe_plan(plan.load))
         with show_progress("measuring") as progress:
             result = check.run_check(plan, out_dir, weights, on_progress=progress)
@@ -91,7 +92,7 @@ def _describe_plan(load: Load) -> str:
 def _print_result(
     console: Console, result: CheckResult, previous: Mapping[str, float], *, is_new: bool, is_verbose: bool
 ) -> None:
-    console.print(_describe_result(result), style=STYLES["met" if result.met else "missed"])
+    print_result(console, _describe_result(result), style=STYLES["met" if result.met else "missed"])
     console.print(_build_table(result, previous))
     lines = [*_describe_load(result), *_describe_model(result, is_new=is_new), *result.notes]
     lines += _describe_details(result) if is_verbose else []

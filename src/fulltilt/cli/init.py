@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._shared import build_console, is_import_path
+from fulltilt.cli._shared import build_console, is_import_path, print_result
 from fulltilt.errors import StorageError, UsageError, format_nearest
 
 if TYPE_CHECKING:
@@ -21,14 +23,15 @@ DEFAULT = "fulltilt's default"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="?", metavar="NAME|module:object", help="an example, or a Workload of yours")
+    parser.add_argument("--data-path", metavar="P", help="where the data lies: for a Workload whose function takes it")
     parser.add_argument("--out", metavar="FILE", help="the file to write (default NAME.yaml)")
 
 
 def run(args: argparse.Namespace) -> int:
     console, examples = build_console(is_screen=True), list_examples()
     if args.source is None:
-        console.print(
-            "fulltilt init NAME writes one of these, fulltilt init module:object one for a Workload of yours:"
+        print_result(
+            console, "fulltilt init NAME writes one of these, fulltilt init module:object one for a Workload of yours:"
         )
         for name, path in examples.items():
             if "/" not in name:
@@ -44,15 +47,17 @@ def run(args: argparse.Namespace) -> int:
     if target.exists():
         raise UsageError(f"{target} is there already; name another with --out")
     if is_import_path(args.source):
-        text = describe_own(args.source, target)
+        text = describe_own(args.source, target, args.data_path)
+    elif args.data_path:
+        raise UsageError(f"--data-path is for a Workload of yours; an example takes it as fulltilt check {target} does")
     else:
-        path = examples[args.source]
-        text = path.read_text("utf-8").replace(f"configs/{path.relative_to(EXAMPLES)}", str(target))
+        text = read_example(args.source, target)
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"{target} cannot be written: {error.strerror}") from None
-    console.print(f"{target} is written. Next: fulltilt check {target}", soft_wrap=True)
+        remedy = "make its folder, or name another file with --out"
+        raise StorageError(f"{target} cannot be written ({error.strerror}); {remedy}") from None
+    print_result(console, f"{target} is written. Next: fulltilt check {target}", soft_wrap=True)
     return 0
 
 
@@ -68,7 +73,15 @@ def read_title(path: Path) -> str:
     return head.partition(": ")[0].partition(". ")[0].rstrip(".")
 
 
-def describe_own(source: str, target: Path) -> str:
+def read_example(name: str, target: Path) -> str:
+    """Return an example as it reads beside its data: other folders than that of ``target`` are those of a clone."""
+    text = re.sub(r"(\.\./)+data\b", "data", (EXAMPLES / f"{name}{SUFFIX}").read_text("utf-8"))
+    return re.sub(
+        r"configs/([\w/-]+)\.yaml", lambda found: str(target) if found[1] == name else f"{found[1]}.yaml", text
+    )
+
+
+def describe_own(source: str, target: Path, data_path: str | None = None) -> str:
     """Write a configuration of ``module:object`` that says what was found in it, and what is fulltilt's default.
 
     Raises:
@@ -77,14 +90,14 @@ def describe_own(source: str, target: Path) -> str:
     from fulltilt.config import config_for_object
     from fulltilt.engine.build.assemble import build_workload, name_origins
 
-    config = config_for_object(source)
+    config = config_for_object(source, [f"data.path={json.dumps(str(Path(data_path).resolve()))}"] if data_path else [])
     workload = build_workload(config)
     is_own = name_origins(config, workload)["optimizer"] == "the workload's own code"
     return "\n".join([*_list_head(source, target, workload), *_list_settings(config, workload, is_own=is_own), ""])
 
 
 def _list_head(source: str, target: Path, workload: Workload) -> Iterator[str]:
-    yield f"# How {source} is trained. What is not written here is at its default: docs/config.md, fulltilt schema."
+    yield f"# How {source} is trained. What is not written here is at its default: fulltilt schema."
     yield "#"
     for command in ("check", "tune", "train"):
         yield f"#   fulltilt {command} {target}"
@@ -102,6 +115,8 @@ def _list_findings(workload: Workload) -> Iterator[str]:
 
 def _list_settings(config: Config, workload: Workload, *, is_own: bool) -> Iterator[str]:
     yield "data:"
+    if config.data.path:
+        yield f"  path: {json.dumps(config.data.path)}"
     yield f"  batch_size: {config.data.batch_size}   # {DEFAULT}: write yours; tune keeps it without --free-batch"
     yield f"  num_workers: {config.data.num_workers}"
     yield ""

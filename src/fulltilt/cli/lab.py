@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fulltilt.cli._shared import add_config_arguments, build_console, write_json
+from fulltilt.cli._shared import add_config_arguments, build_console, print_result, write_json
 from fulltilt.errors import RunFolderError, StorageError, UsageError, strip_control_codes
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(submit)
     submit.add_argument("--local", action="store_true", help="run them on this machine, in the foreground (required)")
     submit.add_argument("--retry", action="store_true", help="try its failed and cancelled experiments again")
-    submit.add_argument("--quiet", action="store_true", help="the result in one sentence, nothing else")
     listing = actions.add_parser("list", help="states, metrics and devices of all experiments")
-    listing.add_argument("--verbose", action="store_true", help="every row, not the most urgent ones")
     for action in (submit, listing):
         action.add_argument("--json", metavar="F", help="write the experiments as JSON; -: to stdout")
     logs = actions.add_parser("logs", help="what the training of an experiment printed, all attempts")
@@ -77,7 +75,7 @@ def _run_list(args: argparse.Namespace, store: Store) -> int:
     if args.json == "-":
         return 0
     console = build_console()
-    console.print(f"experiments in {lab}: {listing.describe_counts(found) or 'none yet'}")
+    print_result(console, f"experiments in {lab}: {listing.describe_counts(found) or 'none yet'}")
     console.print(listing.build_table(lab, found, n_rows=None if args.verbose else listing.N_ROWS))
     if orphans := [experiment.id for experiment in found if experiment.state in OWNED]:
         from fulltilt.lab.cancelling import is_held
@@ -113,7 +111,7 @@ def _run_cancel(args: argparse.Namespace, store: Store) -> int:
         raise UsageError(f"{experiment.id} is over already ({experiment.state}); there is nothing to cancel")
     ended = cancel(Path(args.lab), store, experiment.id)
     what = "is cancelled" if ended.state == "cancelled" else f"was faster: it has {ended.state}"
-    build_console().print(f"{ended.id} ({describe_point(ended)}) {what}")
+    print_result(build_console(), f"{ended.id} ({describe_point(ended)}) {what}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from fulltilt.cli._shared import build_console, write_json
+from fulltilt.cli._shared import build_console, print_result, write_json
 from fulltilt.errors import UsageError, format_nearest
 from fulltilt.levers import Lever, load_catalogue
 from fulltilt.records import VERSION
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         document = [{field: getattr(lever, field) for field in FIELDS} for lever in levers]
         write_json(args.json, {"version": VERSION, "levers": document})
-    elif args.name:
+    elif args.name or args.verbose:
         for lever in levers:
             _print_lever(lever)
     else:
@@ -36,12 +36,12 @@ def run(args: argparse.Namespace) -> int:
 def _print_lever(lever: Lever) -> None:
     console = build_console()
     unit = f" {lever.unit}" if lever.unit else ""
-    console.print(lever.name, style="bold", end="")
+    print_result(console, f"{lever.name}: {lever.summary}", style="bold")
     console.print(f"  {lever.key}  (default {lever.default}{unit})")
     if lever.aliases:
         console.print(f"  also spelled: {', '.join(lever.aliases)}")
     console.print(f"  applied at: {lever.stage}; trades: {', '.join(lever.trades)}; results: {lever.exactness}")
-    console.print(f"  {lever.summary}\n  {lever.doc}\n")
+    console.print(f"  {lever.doc}\n")
 
 
 def _print_catalogue(levers: list[Lever]) -> None:
@@ -55,4 +55,5 @@ def _print_catalogue(levers: list[Lever]) -> None:
         table.add_row(lever.name, lever.key, str(lever.default), lever.stage, trades, lever.summary)
     console = build_console()
     console.print(table)
-    console.print("\n`fulltilt levers NAME` shows one in full.")
+    console.print()
+    print_result(console, f"{len(levers)} levers; `fulltilt levers NAME` shows one in full.")

@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from fulltilt.cli._shared import build_console, write_json
+from fulltilt.cli._shared import build_console, print_result, write_json
 from fulltilt.records import format_bytes
 from fulltilt.report.summary import count
 
@@ -68,7 +68,7 @@ def _print_machine(machine: Machine, wsl: WslReport | None) -> None:
     for name, text in (*rows.items(), *list_wsl_rows(wsl)):
         table.add_row(name, text)
     console = build_console(is_screen=True)
-    console.print(describe_machine(machine), style="bold")
+    print_result(console, describe_machine(machine), style="bold")
     console.print(table)
 
 

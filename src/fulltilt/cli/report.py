@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from fulltilt.cli._shared import build_console
+from fulltilt.cli._shared import build_console, print_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path = write_training_report([Path(folder) for folder in args.folders], args.out and Path(args.out))
-    build_console().print(str(path))
+    print_result(build_console(), str(path))
     return 0
 
 

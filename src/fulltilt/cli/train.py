@@ -14,6 +14,7 @@ from fulltilt.cli._shared import (
     describe_default_out,
     describe_saved,
     note_interruption,
+    print_result,
     read_config_to_train,
     read_memory_limit_bytes,
     write_json,
@@ -44,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="put N steps under torch's profiler: costliest operators, a trace, a memory snapshot; train nothing",
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress; warnings only")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,13 +90,13 @@ def _choose_folder(args: argparse.Namespace, config: Config) -> Path:
 
 
 def _build_listeners(args: argparse.Namespace, config: Config, out_dir: Path) -> list[Listener]:
-    from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers, tell_warnings
+    from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers
 
     loggers = [*config.run.loggers, *(["tensorboard"] if args.tensorboard else [])]
     listeners = [EventLog(out_dir), *build_loggers(loggers, out_dir)]
     if args.metrics:
         listeners.append(MetricsTracker(args.metrics))
-    return [*listeners, tell_warnings if args.quiet else ProgressBar(build_console(to_stderr=args.json == "-"))]
+    return [*listeners, ProgressBar(build_console(to_stderr=args.json == "-"))]
 
 
 def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:
@@ -119,7 +119,8 @@ def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:
         figures = [f"training loss {result.loss:.4g}"]
     took = f"{format_duration(result.training_seconds)} of training at {result.samples_per_s:,.0f} samples/s"
     said = f"{result.reason.capitalize()}: {', '.join(figures) or 'no evaluation'}"
-    console.print(f"{said} after {result.step:,} steps, {took}.")
-    if not args.quiet:
-        console.print(f"files: {out_dir}", soft_wrap=True)
+    print_result(console, f"{said} after {result.step:,} steps, {took}.")
+    for name, value in result.metrics.items() if args.verbose else ():
+        console.print(f"  {name} {value:.6g}")
+    console.print(f"files: {out_dir}", soft_wrap=True)
     return 0

@@ -20,6 +20,7 @@ from fulltilt.cli._shared import (
     is_import_path,
     list_train_words,
     note_interruption,
+    print_result,
     read_config,
     resolve_config_argument,
     write_json,
@@ -69,12 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--apply", metavar="FILE", help="write the recommended settings into this YAML file, where their gain is proven"
     )
     add("--apply-unproven", action="store_true", help="write the fastest settings, though their gain is not proven")
-    add(
-        "--verbose",
-        action="store_true",
-        help="print every row, the rules of the picks and all notes before the verdict",
-    )
-    add("--quiet", action="store_true", help="the result in one sentence, nothing else")
     add("--out", metavar="DIR", help=f"run folder ({describe_default_out('tune')}); the same search resumes there")
     add("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
@@ -84,8 +79,6 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.cli._live_lines import RowCount
     from fulltilt.tuner.answer.apply import check_target
 
-    if args.quiet and args.verbose:
-        raise UsageError("--quiet and --verbose ask for opposites; give one")
     if args.apply:  # a file that cannot be written into is said before the search, not after it
         check_target(args.apply, searched=config)
     if args.apply_unproven and not args.apply:
@@ -153,16 +146,14 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     applied = apply_picked(args, result, config) if args.apply and unwritten is None else []
     files = ", ".join([str(folder / PAGE_FILE), *(name for name in RESULT_FILES if name != PAGE_FILE)])
     how = "" if args.apply else suggest_apply(args, result, config)
-    if not args.quiet:  # before the verdict: what stands last is read first
-        _print_lines(console, ["", *applied] if applied else ())
-        if args.apply and unwritten is None and read_config(args).digest != config.digest:
-            where = "it needs another --out" if args.out else "in a folder of its own"
-            console.print(f"· the same command now searches from these settings: {where}")
+    _print_lines(console, ["", *applied] if applied else ())  # before the verdict: what stands last is read first
+    if args.apply and unwritten is None and read_config(args).digest != config.digest:
+        where = "it needs another --out" if args.out else "in a folder of its own"
+        console.print(f"· the same command now searches from these settings: {where}")
     print_verdict(console, document, files="" if unwritten else files, apply=how, args=args)
-    left_out = describe_left_out(started)
-    if args.quiet:
-        _print_lines(console, [line.rstrip(":") for line in applied[:1]])
-    elif left_out:
+    if args.quiet and applied:
+        print_result(console, applied[0].rstrip(":"))
+    if left_out := describe_left_out(started):
         console.print(left_out, soft_wrap=True)
     write_json(args.json, result.to_json_text())  # what was measured is said before that it could not be kept
     if unwritten is not None:
@@ -201,8 +192,6 @@ def _verify(args: argparse.Namespace, config: Config, result: TuneResult, consol
     def tell(arm: str, seed: int, n_done: int, n_planned: int) -> None:
         each_s = (time.monotonic() - start_s) / max(n_done, 1)
         left = f", about {format_duration(each_s * (n_planned - n_done))} left" if n_done else f"; logs in {folder}"
-        if args.quiet:
-            return
         console.print(f"verify: training {n_done + 1} of {n_planned}, {arm}, seed {seed}{left}", style="dim")
 
     try:
@@ -232,7 +221,7 @@ def print_verdict(
     from fulltilt.report.verdict import build_screen, describe_verdict
 
     if args.quiet:
-        console.print(describe_verdict(document), soft_wrap=True)
+        print_result(console, describe_verdict(document))
         return
     source = " ".join(list_train_words(args, resolve_config_argument(args)))
     first, *rest = build_screen(document, files=files, apply=apply, source=source)

@@ -1,6 +1,7 @@
 """Train the model that a check measures, once, by ``fulltilt train`` in the check's own folder."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def find_training(out_dir: Path) -> Path | None:
 def run_training(words: Sequence[str], out_dir: Path) -> Path:
     """Train to the end, resuming an interrupted training, and return its folder.
 
-    ``words`` are the arguments of ``fulltilt train``; its output goes to stderr.
+    ``words`` are the arguments of ``fulltilt train``; its output goes to stderr, and with ``--quiet`` its errors alone.
 
     Raises:
         UsageError: the training refused the configuration.
@@ -42,7 +43,8 @@ def run_training(words: Sequence[str], out_dir: Path) -> Path:
     folder, result = out_dir / FOLDER, out_dir / RESULT
     result.unlink(missing_ok=True)  # so that a refused training does not leave an older result there
     train = [sys.executable, "-m", "fulltilt", "train", *words, "--out", folder, "--json", result, "--resume"]
-    code = run_in_session(train, grace_s=STOP_S, stdout=2)
+    stdout = subprocess.DEVNULL if "--quiet" in words else 2
+    code = run_in_session(train, grace_s=STOP_S, stdout=stdout)
     if code == 0:
         return folder
     said = _read_result(out_dir).get("error", "its words are above")

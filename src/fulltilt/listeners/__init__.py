@@ -9,7 +9,7 @@ from fulltilt.listeners.csv_log import CsvLog
 from fulltilt.listeners.event_log import EventLog
 from fulltilt.listeners.metrics_tracker import MetricsTracker
 from fulltilt.listeners.mlflow_log import MlflowLog
-from fulltilt.listeners.progress_bar import ProgressBar, list_headlines, tell_warnings
+from fulltilt.listeners.progress_bar import ProgressBar, list_headlines
 from fulltilt.listeners.tensorboard_log import TensorBoardLog
 from fulltilt.listeners.wandb_log import WandbLog
 from fulltilt.records import Listener

@@ -1,7 +1,6 @@
 """``ProgressBar``: where a run is and what is left of it."""
 
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -112,12 +111,6 @@ class ProgressBar:
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def tell_warnings(event: Event) -> None:
-    """Print warnings on standard error: what a run without progress still says."""
-    if isinstance(event, Noted) and event.level == "warning":
-        print(f"warning: {event.message}", file=sys.stderr, flush=True)
 
 
 def list_headlines(metrics: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -1,8 +1,10 @@
 """Say a comparison in words and as a table, from its document."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fulltilt.report.summary import count
 from fulltilt.report.table import format_value
 
 Document = Mapping[str, Any]
@@ -10,6 +12,17 @@ Document = Mapping[str, Any]
 MOST_PCT = 9_900.0  # a factor of 100: larger bounds say nothing by their digits
 STYLES = {"better": "green", "worse": "red", "higher": "yellow", "lower": "yellow", "tie": "", "too_noisy": "dim"}
 VERDICTS = {"too_noisy": "too noisy to tell", None: "–"}
+
+
+def describe_result(document: Document) -> str:
+    """Say in one sentence how B came out against A, or why that cannot be said."""
+    if document["refusal"]:
+        return f"These two cannot be held against each other: {document['refusal']}."
+    rows = document["figures"]
+    verdicts = Counter(VERDICTS.get(row["verdict"], row["verdict"]) for row in rows if row["verdict"])
+    said = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.items()) or "none has a verdict"
+    changed = [f"{row['name']} {_format_pct(row['change_pct'])} %" for row in rows if row["change_pct"] is not None]
+    return f"B against A, of {count(len(rows), 'figure')}: {said}{'; ' if changed else ''}{', '.join(changed[:2])}."
 
 
 def describe_sides(document: Document) -> list[str]:

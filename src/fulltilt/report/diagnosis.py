@@ -55,16 +55,17 @@ def list_bars(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"{LABELS[kind]:<12}{share_pct:5.1f} % {bar}".rstrip()
 
 
-def list_findings(findings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield three lines for each finding: where and what, what is known, what to do."""
-    for finding in findings[:N_SHOWN]:
+def list_findings(findings: Sequence[Mapping[str, Any]], *, is_whole: bool = False) -> Iterator[str]:
+    """Yield three lines for each finding, of the first few unless ``is_whole``: where, what is known, what to do."""
+    n_shown = len(findings) if is_whole else N_SHOWN
+    for finding in findings[:n_shown]:
         code = linecache.getline(finding["file"], finding["line"]).strip()
         yield _fit(f"{finding['verdict']:<12}{_place(finding)}  {code}")
         evidence = _EVIDENCE[finding["rule"]](finding, finding["evidence"])
         yield _fit(f"{'':12}{finding['rule']}: {evidence}")
         yield _fit(f"{'':12}fix: {finding['fix']}")
-    if len(findings) > N_SHOWN:
-        yield f"and {len(findings) - N_SHOWN} more in the report"
+    if len(findings) > n_shown:
+        yield f"and {len(findings) - n_shown} more in the report"
 
 
 def _describe_sync(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:

@@ -1,14 +1,19 @@
 import dataclasses
 import io
 import json
+import re
+import shutil
 import subprocess
 import sys
 import threading
 
+import h5py
+import numpy as np
 import pytest
 from tests.unit.cli.cli_cases import STARTED, FakeTerminal, done, make_trial
+from tests.unit.cli.test_cli_compare import build_search
 
-from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, _shared, build_parser, run_command
+from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, _shared, build_parser, list_leaves, run_command
 from fulltilt.cli._shared import show_progress, write_json
 from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
 from fulltilt.levers import load_catalogue
@@ -362,3 +367,70 @@ def test_a_bar_on_a_terminal_is_drawn_by_no_thread_and_gone_after_each_part(monk
     assert "encoding (labelled)" in said
     assert " 25%" in said
     assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
+
+
+LEAVES = [
+    leaf.prog.split()[1:] for command in COMMANDS for leaf in list_leaves(build_parser(command)) if command in leaf.prog
+]
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_every_command_and_action_takes_quiet_or_verbose(words, capsys):
+    assert run_words(*words, "--help") == 0
+    said = capsys.readouterr().out
+    assert "--quiet " in said
+    assert "--verbose " in said
+
+
+@pytest.fixture
+def results(tmp_path):
+    """What some commands read: a YAML file, an HDF5 file, a training, and two results to compare."""
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file["input"] = np.zeros((400, 8), dtype=np.float32)
+    for name, rates in (("a", [1000.0, 1004.0]), ("b", [1200.0, 1204.0])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(build_search(rates)))
+    assert run_words("train", "a.yaml", "device=cpu", "--epochs", "1", "batch_size=512", "--out", "run", "--quiet") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence", "detail"),
+    [
+        (["machine", "--no-roofs"], "This machine has ", "python "),
+        (["levers"], r"\d+ levers; ", "applied at: "),
+        (["levers", "accumulate"], "accumulate: Micro-steps ", "applied at: "),
+        (["check", "a.yaml", "device=cpu"], "Ready: ", "ok "),
+        (["compare", "a.json", "b.json"], "B against A, of .* recommended: samples_per_s", "Figures"),
+        (["data", "inspect", "f.h5", "--seconds", "0.02"], r"f\.h5: .* rows/s of random batches", "chunks"),
+        (["export", "run", "w.safetensors"], r"w\.safetensors: \d+ tensors", "fulltilt.step: "),
+        (["init"], "fulltilt init NAME writes", "digits "),
+        (["init", "digits"], "digits.yaml is written", "is written"),
+        (["report", "run"], "run/report.html", "run/report.html"),
+        (["data", "make", "e.h5", "--n-samples", "8", "--n-sensors", "4"], "e.h5: 8 synthetic events", "events"),
+        (["train", "a.yaml", "device=cpu", "--epochs", "1", "batch_size=512", "--out", "two"], "Finished: ", "files: "),
+        (["train", "a.yaml", "device=cpu", "--profile-data"], ".* takes most, ", "samples timed"),
+        (["doctor", "read", "slow.py"], "1 place in slow.py ", "fix: "),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+@pytest.mark.usefixtures("results")
+def test_quiet_leaves_one_sentence_and_verbose_prints_the_details(words, sentence, detail, tmp_path, capsys):
+    (tmp_path / "slow.py").write_text("for x in loader:\n    loss(x).backward()\n    print(loss.item())\n")
+    capsys.readouterr()
+    assert run_words(*words, "--quiet") == 0
+    said = capsys.readouterr()
+    assert re.fullmatch(f"{sentence}.*\n", said.out), said.out
+    assert said.err == ""
+    for made in ("w.safetensors", "digits.yaml", "e.h5"):
+        (tmp_path / made).unlink(missing_ok=True)
+    shutil.rmtree(tmp_path / "two", ignore_errors=True)
+    assert run_words(*words, "--verbose") == 0
+    assert detail in capsys.readouterr().out
+
+
+def test_quiet_still_tells_errors_and_ends_with_its_command(capsys):
+    assert run_words("check", "none.yaml", "--quiet") == 2
+    assert "none.yaml" in capsys.readouterr().err
+    assert run_words("levers", "accumulate") == 0
+    assert len(capsys.readouterr().out.splitlines()) > 3
+    assert run_words("levers", "--quiet", "--verbose") == 2
+    assert "--quiet and --verbose ask for opposites" in capsys.readouterr().err

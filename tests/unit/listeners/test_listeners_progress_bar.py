@@ -6,7 +6,7 @@ import pytest
 from listener_events import ENDED, epoch_done, evaluated, started, steps_done, tell
 from rich.console import Console
 
-from fulltilt.listeners import ProgressBar, tell_warnings
+from fulltilt.listeners import ProgressBar
 from fulltilt.listeners.progress_bar import format_seconds
 from fulltilt.records import Noted, RunEnded
 
@@ -80,12 +80,6 @@ def test_a_bar_is_drawn_twice_a_second_at_most():
     drawn = [step for step in range(100) if f"step {1000 + step:,}/" in stream.getvalue()]
     assert len(drawn) == 2
     assert drawn[0] == 0
-
-
-def test_without_progress_warnings_are_still_told_and_notes_are_not(capsys):
-    tell_warnings(Noted(message="slower than promised", level="warning"))
-    tell_warnings(Noted(message="of use to nobody"))
-    assert capsys.readouterr() == ("", "warning: slower than promised\n")
 
 
 def test_durations_are_written_for_people():

@@ -100,16 +100,20 @@ def _build_named(config: Config) -> Workload:
 
 
 def _import_workload(config: Config) -> Workload:
-    name, place = parse_call(config.task).name, _place(config, "task", "task")
+    call, place = parse_call(config.task), _place(config, "task", "task")
     problems: list[ConfigError] = []
     with _say_where(config, "task", problems):
         check_component(config.task, {}, **place, given=("path", "lr"))
-        if config.data.path is not None and "path" not in _read_parameters(find_target(name, {}, **place)):
+        path = _read_parameters(find_target(call.name, {}, **place)).get("path")
+        if config.data.path is not None and path is None:
             raise ConfigError(
-                f"{config.data.path!r} would not be read: {name} takes no path; make it a function that does, "
+                f"{config.data.path!r} would not be read: {call.name} takes no path; make it a function that does, "
                 "def workload(path): return Workload(…)",
                 key="data.path",
             )
+        needs_path = path is not None and path.default is path.empty and not (call.args or call.kwargs)
+        if config.data.path is None and needs_path:
+            raise ConfigError(f"{call.name} takes a path, and none is given; name it with --data-path", key="data.path")
     _check_schedule(config, problems)
     raise_problems(problems)
     with _say_where(config, "task"):

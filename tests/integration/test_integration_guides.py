@@ -1,0 +1,133 @@
+"""The commands of guides 000 (training), 001, 002 and 004, one after another as docs/guides.md has them."""
+
+import json
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fulltilt.cli import run_command
+from fulltilt.data.images.cifar10_formats import CLASSES
+
+ROOT = Path(__file__).parents[2]
+CONFIG = "configs/checking_gpu_optimization.yaml"
+SEARCH = f"python scripts/analysis/benchmark_gpu.py --config {CONFIG} --data-path data/events.h5"
+SECTIONS = {
+    "001 ·": [
+        f"{SEARCH} --out runs/tune/first",
+        f"{SEARCH} --batch-sizes 128 256 512 1024 2048 4096 --out runs/tune/second",
+        f"{SEARCH} --batch-sizes 1024 2048 4096 8192 --num-workers 4 8 12 16 --steps 20 --out runs/tune/third",
+        "python scripts/train.py --config configs/default.yaml --data-path data/events.h5 --out runs/whole",
+    ],
+    "000 · Training": [],
+    "002 ·": [],
+    "004 ·": ["cat results/metrics/efficiency_summary.csv", "cat results/metrics/training_summary.csv"],
+}
+"""Section of docs/guides.md → what the guide itself has besides."""
+SMALL = {
+    "fulltilt data make ": "--n-samples 256 --n-sensors 16",
+    "scripts/analysis/benchmark_gpu.py": "--budget 25s --batch-sizes 64 --num-workers 0 batch_size=64 num_workers=0 "
+    "'benchmark.levers={}' benchmark.test_mixed_precision=false benchmark.test_pin_memory=false",
+    "--batch-sizes 128": "--batch-sizes 32 64",
+    "--batch-sizes 1024": "--batch-sizes 64 --num-workers 0 1 --steps 5",
+    "scripts/train.py": "num_workers=0",
+    "--out runs/whole": "--epochs 2",
+    "make-stl10": "--limit 40 --labelled 20",
+    "python train.py --data-path data/small": "'model=small_cnn(width=4)' num_workers=0 batch_size=8 warmup=0 "
+    "--epochs 1 --probe-epochs 1 --cluster-epochs 1",
+    "python train.py 'model": "'model=small_cnn(width=4)' batch_size=8",
+    "stl10_config.yaml 'model": "'model=small_cnn(width=4)' batch_size=8",
+    "check configs/stl10_config.yaml": "'model=small_cnn(width=4)' batch_size=8",
+    "--memory-limit 512MiB": "--memory-limit 12MiB",
+    "--profile-data": "num_workers=0 batch_size=16",
+    "check configs/cifar10.yaml": "num_workers=0 batch_size=16",
+    "--profile-steps": "num_workers=0 batch_size=16 'model=small_cnn(width=4)'",
+    "model=resnet18": "'model=small_cnn(width=4)' 'dataset=cifar10(limit=40)' batch_size=16",
+    "--config configs/elmo_depth-2_seed-42.yaml --data-path data/wikitext2": "num_workers=0 batch_size=4 --epochs 1 "
+    "'model=bilm(depth=1, embedding=16, hidden=16, projection=4)' 'dataset=text(seq_len=16, vocab_size=500)'",
+    "elmo_depth-2_seed-42.yaml 'model": "--metrics runs/bilm/metrics "
+    "'model=bilm(depth=1, embedding=8, hidden=8, projection=4)'",
+}
+"""Part of a command → words that are put behind it: the later ones win, and make it small."""
+
+
+def read_commands():
+    page = (ROOT / "docs" / "guides.md").read_text()
+    sections = {part.partition("\n")[0]: part for part in page.split("\n## ")}
+    for start, own in SECTIONS.items():
+        (text,) = (text for title, text in sections.items() if title.startswith(start))
+        for block in re.findall(r"```\n(.*?)```", text, re.S):
+            lines = [line.partition("   #")[0] for line in block.replace("\\\n", " ").splitlines()]
+            yield from (line for line in lines if not line.startswith("python -m benchmarks"))
+        yield from own
+
+
+def make_small(line):
+    words = shlex.split(line)
+    text = shlex.join(words)
+    added = [shlex.split(extra) for part, extra in SMALL.items() if part in text]
+    return [*words, *(word for extra in added for word in extra)]
+
+
+def run(line, monkeypatch):
+    """Run a line in the current folder and return its exit code: ours in this process, which has loaded torch."""
+    program, *words = make_small(line)
+    if program not in ("fulltilt", "python"):
+        return subprocess.run(["bash", "-ec", line]).returncode
+    if program == "fulltilt":
+        return run_command(words)
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(words[0], run_name="__main__")
+    return ended.value.code
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """What the guides' commands name, as a clone has it, and small data of their kinds."""
+    for name in ("configs", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "train.py", tmp_path)
+    rng = np.random.default_rng(0)
+    for split, n in (("train", 8), ("test", 4)):
+        for at, name in enumerate(CLASSES):
+            (folder := tmp_path / "cifar10_jpeg" / split / name).mkdir(parents=True)
+            for number in range(n):
+                pixels = rng.integers(0, 60, (32, 32, 3)) + 15 * at
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.jpg")
+    shutil.make_archive(str(tmp_path / "cifar10_jpeg"), "xztar", tmp_path / "cifar10_jpeg", ".")
+    words = [f"word{number}" for number in range(400)]
+    for name, n in (("train", 600), ("valid", 120)):
+        lines = [" ".join(rng.choice(words, 12)) for _ in range(n)]
+        (tmp_path / f"wiki.{name}.tokens").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_guides_commands_run_one_after_another(clone, monkeypatch, capfd):
+    commands = [*read_commands()]
+    assert all(any(part in shlex.join(shlex.split(line)) for line in commands) for part in SMALL)
+    ends = {}
+    for line in commands:
+        code, said = run(line, monkeypatch), capfd.readouterr()
+        does_not_fit = "--memory-limit 512MiB" in line
+        assert code == (3 if does_not_fit else 0), f"{line}\n{said.out}{said.err}"
+        ends[line] = said.out
+    metrics = clone / "results" / "metrics"
+    assert {"efficiency_summary.csv", "training_summary.csv"} <= {path.name for path in metrics.iterdir()}
+    assert "# samples per micro-step; " in (clone / "configs" / "default.yaml").read_text(), "its comments stay"
+    kept = [path.parent.name for path in (clone / "runs").rglob("checkpoint.pt")]
+    assert {"resnet18", "two", "parts", "before", "after", "pretrain", "probe", "cluster"} <= {*kept}
+    assert (clone / "weights.safetensors").stat().st_size > 0
+    assert json.loads(next((clone / "runs" / "tune").rglob("tune.json")).read_text())["trials"]
+    (compared,) = (said for line, said in ends.items() if line.startswith("fulltilt compare"))
+    assert "training seconds to validation" in compared

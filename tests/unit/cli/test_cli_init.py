@@ -1,0 +1,118 @@
+"""``fulltilt init`` and ``fulltilt completion``: what is written, and what a shell completes."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fulltilt.cli import COMMANDS, run_command
+from fulltilt.cli.init import EXAMPLES, list_examples
+from fulltilt.config import load_config, load_points
+
+CODE = """import fulltilt, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+def build(inputs, **more):
+    targets = torch.zeros(len(inputs), dtype=torch.long)
+    data = lambda: TensorDataset(inputs, targets)
+    return fulltilt.Workload(model=lambda: nn.Linear(4, 2), dataset=data, loss=nn.CrossEntropyLoss(), **more)
+
+plain = build(torch.ones(50, 4))
+own = build(torch.ones(50, 4), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25))
+
+def stored(path):
+    return build(torch.load(path))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "init_user_code", raising=False)
+    (tmp_path / "init_user_code.py").write_text(CODE)
+    torch.save(torch.ones(40, 4), tmp_path / "rows.pt")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", list_examples())
+def test_every_example_loads_beside_its_data_and_names_no_file_of_a_clone(folder, name):
+    assert run_command(["init", name, "--out", "conf.yaml"]) == 0
+    text = (folder / "conf.yaml").read_text()
+    assert not re.search(r"configs/|scripts/|\.\./|python train\.py", text)
+    commands = re.findall(r"fulltilt \w+ .*conf\.yaml", text)
+    assert commands
+    (_, config), *_ = load_points("conf.yaml")
+    (_, original), *_ = load_points(EXAMPLES / f"{name}.yaml")
+    changed = {key for key, value in config.to_values().items() if value != original.to_values()[key]}
+    assert changed <= {"data"}, "the place of the data alone"
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "said", "settings"),
+    [
+        ("plain", [], "50 samples, 10 parameters, no validation set", {"optimizer: adamw", "batch_size: 32"}),
+        ("own", [], "# The optimizer is the code's own: SGD, lr 0.25.", {"schedule: constant", "epochs: "}),
+        ("stored", ["--data-path", "rows.pt"], "40 samples", {"path: ", "rows.pt"}),
+    ],
+)
+def test_a_workload_of_the_users_own_is_described_and_the_file_is_ready_to_check(
+    folder, source, words, said, settings, capsys
+):
+    assert run_command(["init", f"init_user_code:{source}", *words]) == 0
+    assert capsys.readouterr().out == (
+        f"init_user_code_{source}.yaml is written. Next: fulltilt check init_user_code_{source}.yaml\n"
+    )
+    text = (folder / f"init_user_code_{source}.yaml").read_text()
+    assert said in text
+    assert all(setting in text for setting in settings)
+    assert ("optimizer:" in text) == (source != "own")
+    assert run_command(["check", f"init_user_code_{source}.yaml", "device=cpu"]) == 0
+    assert load_config(f"init_user_code_{source}.yaml").run_name == f"init_user_code_{source}"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["digit"], "no example is named digit; did you mean digits"),
+        (["init_user_code:nothing"], "init_user_code has no 'nothing'"),
+        (["init_user_code:stored"], "init_user_code:stored takes a path, and none is given; name it with --data-path"),
+        (["digits", "--data-path", "x"], "--data-path is for a Workload of yours"),
+        (["digits", "--out", "rows.pt"], "rows.pt is there already; name another with --out"),
+        (["digits", "--out", "none/a.yaml"], "make its folder, or name another file with --out"),
+    ],
+)
+def test_nothing_is_written_where_it_cannot_be(folder, words, said, capsys):
+    before = {path: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    assert run_command(["init", *words]) in (1, 2)
+    assert said in capsys.readouterr().err
+    assert {path: path.stat().st_size for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_without_a_name_the_examples_are_listed(folder, capsys):
+    assert run_command(["init"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in list_examples())
+    assert "digits                    Handwritten digits" in said
+
+
+def test_bash_completes_commands_flags_and_files(folder, capsys):
+    assert run_command(["completion", "bash"]) == 0
+    (folder / "complete.sh").write_text(capsys.readouterr().out)
+    (folder / "mine.yaml").touch()
+
+    def complete(*words):
+        line = " ".join(f"'{word}'" for word in words)
+        script = (
+            f"source complete.sh; COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; "
+            '_shtab_fulltilt; echo "${COMPREPLY[@]}"'
+        )
+        return subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True).stdout.split()
+
+    assert {*complete("fulltilt", "")} >= {*COMMANDS}
+    assert "--budget" in complete("fulltilt", "tune", "--bu")
+    assert "inspect" in complete("fulltilt", "data", "ins")
+    assert "mine.yaml" in complete("fulltilt", "train", "mi")
