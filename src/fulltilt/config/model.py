@@ -143,7 +143,9 @@ class _Data(Section):
     )
     shuffle: bool = _key(True, "Shuffle the training set anew every epoch.")
     drop_last: bool = _key(False, "Leave out the last, shorter training batch.")
-    val_batch_size: PositiveInt | None = _key(None, "Samples of a validation batch; null: batch_size.")
+    val_batch_size: PositiveInt | None = _key(
+        None, "Samples of a validation batch; null: batch_size. Less where it does not fit."
+    )
 
 
 class Optim(Section):
@@ -191,8 +193,9 @@ class _RunSection(Section):
     on_out_of_memory: Literal["replan", "stop"] = _key(
         "replan",
         "Go on from the last step with the largest smaller micro-batch that divides the effective batch, "
-        "and more accumulation; or stop. Runs over several devices go on from the newest checkpoint. Streams that "
-        "several workers share or that drop their last batch always stop, and so do runs that torchrun started.",
+        "and more accumulation, on a CPU in a fresh process; or stop. Runs over several devices go on from the newest "
+        "checkpoint. Streams that several workers share or that drop their last batch always stop, and so do runs that "
+        "torchrun started.",
     )
     on_full_disk: Literal["stop", "continue"] = _key(
         "stop",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -63,6 +64,19 @@ def test_operators_of_steps_are_told_and_training_starts_in_the_folder_of_its_pr
     )
     assert files == f"files: {tmp_path / 'run'}"
     assert said.lower().count("finished") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [([], "results/metrics"), (["--out", "a"], "a/metrics"), (["--epochs", "1", "--out=b"], "b/metrics")],
+)
+def test_the_metrics_of_guide_004_follow_out(monkeypatch, words, folder):
+    """a second run with another --out was refused: results/metrics held those of the first"""
+    given = []
+    monkeypatch.setattr("fulltilt.cli.main", given.extend)
+    monkeypatch.setattr(sys, "argv", ["train_bilm.py", *words])
+    runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "train_bilm.py"))
+    assert given == ["train", "--metrics", folder, *words]
 
 
 def test_of_several_devices_the_first_takes_whole_batches_and_that_is_said(train, capsys):

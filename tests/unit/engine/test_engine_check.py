@@ -31,14 +31,15 @@ def build_wide_data():
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Check a workload with some parts of its own; return the items by their names."""
+    """Check a workload with some parts of its own; return the first item of each name."""
 
     def run(*, values=None, memory_limit_bytes=None, **parts):
         given = {"model": lambda: nn.Linear(4, 2), "dataset": build_data, "loss": nn.CrossEntropyLoss()} | parts
         monkeypatch.setattr(assemble, "build_workload", lambda config: Workload(**given))
         config = config_from_values({"data": {"batch_size": 8}} | (values or {}), base_dir=str(tmp_path))
         options = {"rank_devices": ["cpu"] * (config.run.n_ranks or 0), "memory_limit_bytes": memory_limit_bytes}
-        return {item.name: item for item in run_checks(config, device="cpu", out_dir=tmp_path / "runs", **options)}
+        items = run_checks(config, device="cpu", out_dir=tmp_path / "runs", **options)
+        return {item.name: item for item in reversed(items)}
 
     return run
 
@@ -49,6 +50,17 @@ def test_what_works_has_no_problem_and_says_what_one_step_took(run):
     assert "8 samples forward, backward and update; loss" in items["one step"].text
     assert "10 parameters, 64 samples, 8 steps an epoch" in items["build"].text
     assert "GiB" in items["memory"].text
+
+
+def test_every_note_of_the_build_is_an_item_of_its_own(monkeypatch, tmp_path):
+    given = {"model": lambda: nn.Linear(4, 2), "dataset": build_data, "loss": nn.CrossEntropyLoss()}
+    workload = Workload(**given, explain=lambda batch_size, accumulate: ["a first note", "a second note"])
+    monkeypatch.setattr(checks, "build_workload", lambda config: workload)
+    config = config_from_values({"data": {"batch_size": 8}}, base_dir=str(tmp_path))
+    items = run_checks(config, device="cpu", out_dir=tmp_path)
+    built = [(item.verdict, item.text) for item in items if item.name == "build"]
+    assert built[0][0] == "ok"
+    assert built[1:] == [("note", "a first note"), ("note", "a second note")]
 
 
 N_WORKERS = (os.cpu_count() or 1) + 1
@@ -115,6 +127,7 @@ def test_over_ranks_the_step_is_that_of_one_ranks_part_and_none_is_started(run, 
     assert seen == [(os.getpid(), 4)]
     assert items["one step"].text.startswith("4 samples (rank 0's part, of 2 ranks) forward")
     assert "2 ranks; of a micro-batch of 7 they get 4, 3 samples" in items["ranks"].text
+    assert items["ranks"].verdict == "ok"
     assert "64 samples, 10 steps an epoch" in items["build"].text
     assert items["data workers"].text.startswith("2 data workers of 2 ranks")
     assert "of 20.00 GiB a rank, of 2 ranks (" in items["memory"].text

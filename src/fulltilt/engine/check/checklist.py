@@ -85,7 +85,7 @@ def run_checks(
             items += _list_problems("build", error)
             return [*items, _check_data_path(config), _check_checkpoints(config)]
         run = session.run
-        items += [_check_build(run), *_check_ranks(run, n_ranks)]
+        items += [*_check_build(run), *_check_ranks(run, n_ranks)]
         forecast = [] if memory_limit_bytes is None else [_check_memory_limit(run, memory_limit_bytes, n_ranks)]
         items += forecast
         fits = not any(item.verdict == "problem" for item in forecast)
@@ -136,12 +136,12 @@ def check_gpu(device: str, nvml: Nvml) -> list[CheckItem]:
     return items
 
 
-def _check_build(run: Run) -> CheckItem:
+def _check_build(run: Run) -> list[CheckItem]:
     n_parameters = sum(p.numel() for p in run.setup.model.parameters())
     size = f"{run.n_samples} samples" if run.n_samples is not None else "a stream of samples"
     steps = f", {run.steps_per_epoch} steps an epoch" if run.steps_per_epoch else ""
     text = f"{run.workload.name}: {n_parameters:,} parameters, {size}{steps}"
-    return CheckItem("build", "note" if run.notes else "ok", "; ".join([text, *run.notes]))
+    return [CheckItem("build", "ok", text), *(CheckItem("build", "note", note) for note in run.notes)]
 
 
 def _check_ranks(run: Run, n_ranks: int) -> list[CheckItem]:
@@ -151,8 +151,8 @@ def _check_ranks(run: Run, n_ranks: int) -> list[CheckItem]:
     obstacles = find_obstacles(n_ranks, run.batch_size, run.config, run.workload, run.setup.model)
     if obstacles:
         return [CheckItem("ranks", "problem", obstacle) for obstacle in obstacles]
-    notes = describe_split(run.setup.model, run.loader, n_ranks)
-    return [CheckItem("ranks", "note" if len(notes) > 1 else "ok", "; ".join(notes))]
+    split, *notes = describe_split(run.setup.model, run.loader, n_ranks)
+    return [CheckItem("ranks", "ok", split), *(CheckItem("ranks", "note", note) for note in notes)]
 
 
 def _check_one_step(session: Session, n_ranks: int, memory_limit_bytes: int | None) -> list[CheckItem]:

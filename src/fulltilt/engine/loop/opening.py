@@ -21,7 +21,7 @@ from fulltilt.engine.checkpoints import checkpoint
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS, find_checkpoint
 from fulltilt.engine.loop.limits import Limits
 from fulltilt.engine.loop.promise import build_watch
-from fulltilt.engine.loop.session import Restart, Session, build_session
+from fulltilt.engine.loop.session import Restart, Session, build_session, plan_schedule
 from fulltilt.engine.loop.sizes import Sizes, apply_sizes, leave_out_tail
 from fulltilt.engine.ranks.world import World
 from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError, UsageError
@@ -165,8 +165,27 @@ def _describe_start(s: Session, loaded: checkpoint.LoadedCheckpoint | None, resu
         yield f"going on with {cut}: memory ran out earlier"
     if loaded is not None:
         yield describe_resume(s.progress.step, s.progress.epoch, s.limits.n_epochs, s.limits.max_steps)
+        yield _describe_schedule(s, loaded.state.get("n_epochs"))
     elif resume:
         yield f"there is no checkpoint in {s.folder} yet: starting at the first step"
+
+
+def _describe_schedule(s: Session, n_epochs_before: int | None) -> str:
+    """Say what becomes of the learning rate where a run goes on that is longer or shorter than when it was saved."""
+    n_epochs, schedule, step = s.limits.n_epochs, s.run.config.optim.schedule, s.progress.step
+    if n_epochs_before in (None, n_epochs) or not s.run.steps_per_epoch or s.is_over:
+        return ""
+    before = plan_schedule(s.run, dataclasses.replace(s.limits, n_epochs=n_epochs_before))
+    compute_lr = s.learning_rate.compute_lr
+    rates = f"{compute_lr(step):.3g} where it stood at {compute_lr(max(0, step - 1), before):.3g}"
+    length = f"the run has {n_epochs} epochs, {n_epochs_before} when it was saved"
+    last = min(n_epochs, n_epochs_before) * s.run.steps_per_epoch - 1
+    if all(compute_lr(at, before) == compute_lr(at) for at in (step, max(step, last))):
+        return f"{length}: schedule {schedule} does not depend on that, its learning rates stay"
+    return (
+        f"{length}: schedule {schedule} spans all {n_epochs} now, so the learning rate goes on at {rates}; another "
+        f"folder (--out) trains {n_epochs} epochs from the start"
+    )
 
 
 def _restore(session: Session, loaded: checkpoint.LoadedCheckpoint) -> checkpoint.LoadedCheckpoint:

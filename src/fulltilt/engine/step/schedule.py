@@ -174,9 +174,9 @@ class LearningRate:
         for group, base in zip(self._optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base * factor
 
-    def compute_lr(self, steps_taken: int) -> float:
-        """Return the first group's rate for the step that comes after ``steps_taken``."""
-        return self._base_lrs[0] * self._schedule(steps_taken)
+    def compute_lr(self, steps_taken: int, schedule: Schedule | None = None) -> float:
+        """Return the first group's rate for the step that comes after ``steps_taken``, as another schedule has it."""
+        return self._base_lrs[0] * (schedule or self._schedule)(steps_taken)
 
 
 def _share(taken: int, total_steps: int) -> float:
