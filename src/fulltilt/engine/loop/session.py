@@ -224,7 +224,7 @@ def build_session(
         folder=folder,
         announce=announce or Announcer(()),
         step=build_step(run, observe=meter.observe if with_metrics else None),
-        learning_rate=LearningRate(run.setup.optimizer, plan_schedule(run, limits)),
+        learning_rate=LearningRate(run.setup.optimizer, plan_schedule(run, limits, run.notes)),
         progress=progress,
         meter=meter,
         watch=Stopwatch(progress),
@@ -265,8 +265,8 @@ def _check_data(run: Run, loaded: checkpoint.LoadedCheckpoint) -> None:
         )
 
 
-def plan_schedule(run: Run, limits: Limits) -> Schedule:
-    """Build the learning-rate schedule over the epochs of ``limits``.
+def plan_schedule(run: Run, limits: Limits, notes: list[str] | None = None) -> Schedule:
+    """Build the learning-rate schedule over the epochs of ``limits``; ``notes`` gets what was shortened.
 
     Raises:
         ConfigError: it needs a length, and streaming data has none.
@@ -285,4 +285,4 @@ def plan_schedule(run: Run, limits: Limits) -> Schedule:
     n_steps = int(total)
     per_epoch = run.steps_per_epoch or n_steps
     lengths = {"total_steps": n_steps, "steps_per_epoch": per_epoch}
-    return build_schedule(optim.schedule, **lengths, warmup=optim.warmup, notes=run.notes)
+    return build_schedule(optim.schedule, **lengths, warmup=optim.warmup, notes=notes)
