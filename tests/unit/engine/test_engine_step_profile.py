@@ -48,7 +48,7 @@ def test_what_cannot_be_profiled_is_told(tmp_path):
 def test_a_file_that_the_data_misses_is_told_as_it_is(tmp_path, monkeypatch):
     """It read as "the profile cannot be written to …": what steps raise was caught with what writing raises."""
     monkeypatch.setattr(training_cases.Points, "__getitem__", lambda self, index: (tmp_path / "gone").read_bytes())
-    with pytest.raises(DataError, match="of Points cannot be read: FileNotFoundError: .*gone"):
+    with pytest.raises(DataError, match=r"of Points cannot be read: FileNotFoundError: .*gone"):
         profile(tmp_path / "out")
 
 
