@@ -1,9 +1,10 @@
 """A grid that was run whole on a real machine, and a target that answers a search from it.
 
 The file ``recordings/grid-NAME-DEVICE.json`` holds the space (axes, base and user plan, facts, memory limit), the
-machine, and one row a process as a search journals it: every plan of the grid ``n_repeats`` times (as whole runs, which
-older recordings call "repeat" and "baseline", too), the loader and the device by themselves once for every point they
-can be asked for, the memory estimate where it could be made.
+machine, and one row a process as a search journals it: every plan of the grid ``n_repeats`` times as a whole run, the
+loader and the device by themselves once for every point they can be asked for, the memory estimate where it could be
+made, and the groups in which every plan that fits took turns with the user's own. These are the truth; recordings of
+before have none, and theirs is the median of the whole runs.
 ``benchmarks/_record_grid.py`` writes it.
 """
 
@@ -108,8 +109,9 @@ class RecordedMachine:
         for row in recording.rows:
             if row.kind in PROBES:
                 self._parts[row.kind, find_part(row.plan, row.kind)] = row
-            else:
+            elif row.kind != IN_TURNS:
                 self._whole[row.plan].append(row)
+        self._turns = _read_turns(recording)
         self.restart_noise("")
 
     def restart_noise(self, name: str) -> None:
@@ -134,18 +136,22 @@ class RecordedMachine:
         )  # fmt: skip
 
     def run_group(self, plans: Mapping[str, Plan], *, why: str) -> list[Trial]:
-        """Answer with a recorded rate of each plan, drawn anew: no plans took turns when it was recorded."""
+        """Answer with a rate that each plan had in a recorded group, or else as a whole run, drawn anew."""
         found = {id: self._find_runs(plan) for id, plan in plans.items()}
         failed = [self(plans[id], id=id, why=why, kind=IN_TURNS) for id, runs in found.items() if not _went_well(runs)]
-        rows = {id: runs[self._rng.integers(len(runs))] for id, runs in found.items() if _went_well(runs)}
-        self.now_s += GROUP_ROW_S * len(rows)
-        return failed or [
+        if failed:
+            return failed
+        self.now_s += GROUP_ROW_S * len(plans)
+        return [
             build_turns_row(
-                row.plan, Turns(samples_per_s=row.samples_per_s or 0.0, stalled_pct=0.0), id=id, why=why,
-                seconds=GROUP_ROW_S, n_devices=row.n_devices,
+                plan, Turns(samples_per_s=float(self._rng.choice(self._list_rates(plan))), stalled_pct=0.0), id=id,
+                why=why, seconds=GROUP_ROW_S, n_devices=found[id][0].n_devices,
             )
-            for id, row in rows.items()
+            for id, plan in plans.items()
         ]  # fmt: skip
+
+    def _list_rates(self, plan: Plan) -> list[float]:
+        return self._turns.get(plan) or [row.samples_per_s or 0.0 for row in self._whole[plan]]
 
     def _find_runs(self, plan: Plan) -> Sequence[Trial]:
         if plan not in self._whole and plan in self._grid:
@@ -170,16 +176,30 @@ class RecordedMachine:
         raise KeyError(f"{self.recording.name} holds no {kind} probe of {part!r}")
 
     def find_rates(self) -> Mapping[Plan, float]:
-        """Return the median samples/s of every plan of which all runs went well."""
+        """Return the median samples/s in turns, or else of whole runs, of every plan of which all runs went well."""
         return {
-            plan: statistics.median(row.samples_per_s or 0.0 for row in rows)
-            for plan, rows in self._whole.items()
-            if _went_well(rows)
+            plan: statistics.median(self._list_rates(plan)) for plan, rows in self._whole.items() if _went_well(rows)
         }
 
     def true_memory_gib(self, plan: Plan) -> float:
         """Return the largest peak among the runs of the plan; 0 where none was read."""
         return max((row.device_memory_peak_gib or 0.0 for row in self._whole[plan]), default=0.0)
+
+
+def _read_turns(recording: GridRecording) -> dict[Plan, list[float]]:
+    """Return each plan's samples/s in its groups, as if the user's own plan had been as fast in all of them."""
+    groups: dict[int | None, dict[Plan, float]] = defaultdict(dict)
+    for row in recording.rows:
+        if row.kind == IN_TURNS and row.status == "ok":
+            groups[row.group][row.plan] = row.samples_per_s or 0.0
+    own = recording.user_plan
+    whole = [group for group in groups.values() if own in group]
+    level = statistics.median(group[own] for group in whole) if whole else 0.0
+    rates: dict[Plan, list[float]] = defaultdict(list)
+    for group in whole:
+        for plan, rate in group.items():
+            rates[plan].append(rate / group[own] * level)
+    return dict(rates)
 
 
 def _went_well(runs: Sequence[Trial]) -> bool:

@@ -2,10 +2,11 @@
 
     python -m benchmarks._record_grid configs/digits.yaml --out benchmarks/recordings/grid-digits-cpu.json
 
-Every plan runs ``--repeats`` times in fresh trial processes, in rounds that turn around (A B C, then C B A), so that
-drift hits all plans alike; between the first two rounds the parts run by themselves: memory on fake tensors, the device
-without the loader, the loader without the device. What was run is kept in ``runs/record_grid`` and is not run again
-when the same recording is started anew. It runs unchanged on a GPU: ``--device cuda``.
+Every plan runs ``--repeats`` times as a whole, in rounds that turn around (A B C, then C B A), so that drift hits all
+plans alike; between the first two rounds the parts run by themselves: memory on fake tensors, the device without the
+loader, the loader without the device. Then ``--groups`` times all plans take turns with the user's own, a few at once
+and each time with others: that is the truth of the recording. What was run is kept in ``runs/record_grid`` and is not
+run again when the same recording is started anew. It runs unchanged on a GPU: ``--device cuda``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import argparse
 import dataclasses
 import datetime
 import platform
+import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks._machines_recorded import VERSION, GridRecording, find_line, find_part
 from benchmarks._runner import read_versions
@@ -34,12 +37,14 @@ from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.journal import JOURNAL_FILE
 from fulltilt.tuner.search.progress import SearchEvent, TrialDone
 from fulltilt.tuner.search.search import open_search
-from fulltilt.tuner.search.session import Ask, Session, Strategy
+from fulltilt.tuner.search.session import Ask, Session, Strategy, TakeTurns
 from fulltilt.tuner.search.strategies import exhaustive, run_own_plan
 
+N_AT_ONCE = 5  # plans that take turns, the user's own among them
 
-def run_recording(session: Session, space: Space, *, n_repeats: int) -> list[Trial]:
-    """Run the grid, the parts, and the further rounds; return the rows in the order they ran."""
+
+def run_recording(session: Session, space: Space, *, n_repeats: int, n_groups: int) -> list[Trial]:
+    """Run the grid, the parts, the further rounds and the groups; return the rows in the order they ran."""
     session.run(exhaustive(space))
     session.run(run_own_plan(space))
     fitting = [row.plan for row in session.rows if row.status == "ok"]
@@ -47,7 +52,18 @@ def run_recording(session: Session, space: Space, *, n_repeats: int) -> list[Tri
     for number in range(2, n_repeats + 1):  # a session runs no plan twice
         plans = fitting if number % 2 else fitting[::-1]
         dataclasses.replace(session).run(Ask(plan=plan, why=f"round {number} of the grid") for plan in plans)
+    session.run(take_turns(fitting, space.user_plan, n_groups=n_groups))
     return session.journal.trials
+
+
+def take_turns(plans: Sequence[Plan], own: Plan, *, n_groups: int) -> Generator[TakeTurns, Any, None]:
+    """Ask for groups of the user's own plan and a few others, so that each is in so many of them."""
+    others = [plan for plan in plans if plan != own]
+    for number in range(n_groups):
+        order = random.Random(number).sample(others, len(others))
+        for start in range(0, len(order), N_AT_ONCE - 1):
+            few = order[start : start + N_AT_ONCE - 1]
+            yield TakeTurns(plans=(own, *few), why=f"group {number + 1} of the grid")
 
 
 def list_parts(space: Space) -> Iterator[Ask]:
@@ -92,7 +108,7 @@ def record_grid(args: argparse.Namespace, command: str) -> GridRecording:
         if not space.axes:
             reasons = "; ".join(reason for _, reason in space.skipped)
             raise UsageError(f"the grid has no plan that can run: {reasons}")
-        rows = run_recording(search.session, space, n_repeats=args.repeats)
+        rows = run_recording(search.session, space, n_repeats=args.repeats, n_groups=args.groups)
     recording = GridRecording(
         version=VERSION,
         name=args.out.stem.removeprefix("grid-"),
@@ -141,6 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings that win over the file")
     parser.add_argument("--out", type=Path, required=True, help="recordings/grid-NAME-DEVICE.json")
     parser.add_argument("--repeats", type=int, default=3, help="whole runs a plan")
+    parser.add_argument("--groups", type=int, default=12, help="groups of fresh processes in which a plan takes turns")
     parser.add_argument("--device")
     parser.add_argument("--batch-sizes", type=int, nargs="+")
     parser.add_argument("--num-workers", type=int, nargs="+")

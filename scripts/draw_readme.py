@@ -1,4 +1,4 @@
-"""Draw docs/images/tune.svg from a result: ``python scripts/draw_readme.py runs/tune/digits/tune.json``.
+"""Draw docs/images/tune.svg from a result: ``python scripts/draw_readme.py RESULT.json fulltilt tune CONFIG …``.
 
 The picture in the README is this program's output on a real result, not a drawing of one.
 """
@@ -19,12 +19,14 @@ from fulltilt.report.verdict import WIDTH, build_screen
 TARGET = Path(__file__).parents[1] / "docs" / "images" / "tune.svg"
 
 
-def main(source: str) -> None:
+def main(source: str, *command: str) -> None:
+    """Draw the screen that ``command``, which made the result, ended with."""
     document = json.loads(Path(source).read_text())
-    command = "fulltilt tune configs/digits.yaml --apply configs/digits.yaml"
-    first, *rest = build_screen(document, files=f"{source}, report.html, trials.csv", apply=command)
+    typed, config = " ".join(command), next(word for word in command if word.endswith(".yaml"))
+    files = f"{Path(source).parent}/report.html, tune.json, trials.csv"
+    first, *rest = build_screen(document, files=files, apply=f"{typed} --apply {config}")
     console = Console(record=True, width=WIDTH + 2, file=io.StringIO(), force_terminal=True, highlight=False)
-    console.print("$ fulltilt tune configs/digits.yaml", style="dim")
+    console.print(f"$ {typed}", style="dim", markup=False)
     console.print(f"\n{first}", style="bold", markup=False)
     for line in rest:
         console.print(line, markup=False)
@@ -35,4 +37,4 @@ def main(source: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

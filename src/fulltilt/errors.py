@@ -17,7 +17,7 @@ use batch_size 360 or less``.
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _CONTROL_CODES = re.compile(
@@ -53,12 +53,22 @@ class ConfigError(UsageError):
         file: The file the value came from, or how it was given ("command line").
         line: 1-based line in ``file``.
         key: Dotted key, for instance ``data.batch_size``.
+        problems: Those that the message lists, where it is of several.
     """
 
-    def __init__(self, message: str, *, file: str | None = None, line: int | None = None, key: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | None = None,
+        line: int | None = None,
+        key: str | None = None,
+        problems: Sequence["ConfigError"] = (),
+    ):
         place = ":".join(str(part) for part in (file, line) if part is not None)
         super().__init__(": ".join(part for part in (place, key, message) if part))
         self.file, self.line, self.key, self.message = file, line, key, message
+        self.problems = tuple(problems)
 
 
 class DataError(UsageError):
@@ -112,7 +122,11 @@ class TrainingError(FulltiltError):
 
 
 class NonFiniteLossError(TrainingError):
-    """A loss is not finite."""
+    """A loss is not finite, first that of ``step`` where it is known."""
+
+    def __init__(self, message: str, *, step: int | None = None):
+        super().__init__(message)
+        self.step = step
 
 
 class WorkerDiedError(TrainingError):

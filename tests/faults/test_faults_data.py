@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 from tests.unit.data.data_cases import write_hdf5
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data._utils import signal_handling
 
 from fulltilt.data import DATASETS, build_loader, explain_loader_error, make_sensor_hdf5
 from fulltilt.data.loading.worker_signals import end_workers, list_workers
 from fulltilt.engine.step.data_waits import DataWaits
 from fulltilt.errors import DataError, StorageError, UsageError, WorkerDiedError
+from fulltilt.tuner.trials.measuring import explain_workers
 
 hdf5, cifar10 = DATASETS["hdf5"], DATASETS["cifar10"]
 
@@ -49,11 +50,11 @@ def build(how, batch_size=2, **options):
     return build_loader(Ends(how), batch_size=batch_size, shuffle=False, drop_last=False, options=options)
 
 
-def load_all(how, **options):
-    batches = iter(build(how, num_workers=1, **options))
+def load_all(how, num_workers=1, **options):
+    batches = iter(build(how, num_workers=num_workers, **options))
     try:
         return [targets.tolist() for _, targets in batches]
-    except (DataError, ValueError):
+    except Exception:
         end_workers(batches)  # left to the garbage collector, a living worker is waited for over 5 s
         raise
 
@@ -145,8 +146,52 @@ def test_our_own_error_in_a_worker_keeps_its_words_and_loses_the_traceback():
     assert (type(explained), str(explained)) == (DataError, said)
 
 
-def test_an_error_of_the_users_code_is_left_alone():
-    assert explain(lambda: load_all(lambda: throw(ValueError("of the user's own")))) is None
+LINE = f"{__file__}:{throw.__code__.co_firstlineno + 1}"
+SKIP = "data.on_bad_sample=skip(limit=100) leaves such samples out"
+MEND = f"mend the code there, or raise OSError there where a sample is damaged: {SKIP}"
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "said", "remedy"),
+    [
+        (ValueError("bad row\nof many"), "ValueError: bad row", SKIP),
+        (FileNotFoundError(2, "no such file", "5.png"), "FileNotFoundError: [Errno 2] no such file: '5.png'", SKIP),
+        (KeyError("label"), "KeyError: 'label'", MEND),
+        (RuntimeError(), "RuntimeError", MEND),
+    ],
+)
+def test_an_error_of_a_data_set_names_sample_line_and_remedy_with_workers_and_without(n_workers, error, said, remedy):
+    """Two plans that fail alike say the same words, by which a search knows that it need not go on."""
+    with pytest.raises(DataError) as caught, explain_workers():
+        load_all(lambda: throw(error), n_workers)
+    assert str(caught.value) == f"sample 5 of Ends cannot be read: {said} ({LINE}); {remedy}"
+
+
+def test_an_error_of_a_stream_or_of_a_whole_batch_says_where():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            throw(ValueError("of a stream"))
+
+    class Whole(Ends):
+        def get_batch(self, indices):
+            throw(ValueError("of a batch"))
+
+    given = {"batch_size": 2, "shuffle": False, "drop_last": False, "options": {"num_workers": 1}}
+    said = []
+    for dataset in (Stream(), Whole(None)):
+        batches = iter(build_loader(dataset, **given))
+        said.append(str(explain(lambda batches=batches: next(batches))))
+        end_workers(batches)
+    assert said[0] == f"a data worker met ValueError: of a stream ({LINE}); mend the data, or the code there"
+    assert said[1].startswith("a batch that begins with sample 0 of Whole cannot be read: ValueError: of a batch")
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
+def test_want_of_memory_and_what_no_data_set_raised_is_left_alone(n_workers, error):
+    assert explain(lambda: load_all(lambda: throw(error), n_workers)) is None
+    assert explain_loader_error(ValueError("of the model")) is None
     assert explain_loader_error(KeyError("x")) is None
     plain = DataError("as it was")
     assert explain_loader_error(plain) is plain

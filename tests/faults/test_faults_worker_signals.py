@@ -54,6 +54,16 @@ def start_hanging():
     return batches
 
 
+class KillsParent(Numbers):
+    """And has a sample ready to send, when nobody is there to take it."""
+
+    def __getitem__(self, index):
+        if index > 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(0.3)
+        return super().__getitem__(index)
+
+
 class EndsProgram(Numbers):
     """As a reader that decodes with a program does."""
 
@@ -220,6 +230,18 @@ def test_a_worker_that_hangs_ends_with_its_parent(monkeypatch):
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_workers_whose_parent_was_killed_say_nothing(monkeypatch):
+    """The thread that hands batches over wrote a traceback: ConnectionResetError."""
+    mark = mark_processes(monkeypatch)
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from test_faults_worker_signals import *; "
+    code += "list(build(KillsParent(), num_workers=2))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, "")  # read to its end: all that held it are gone
+    assert not find_processes(mark)
 
 
 SLOW_TO_END = """

@@ -140,9 +140,14 @@ def test_data_make_writes_what_tune_reads(tmp_path, call):
     call("data", "make", "events.h5", "--n-samples", "64", "--n-sensors", "24")
     config = ROOT / "configs" / "checking_gpu_optimization.yaml"
     words = ["--config", config, "--data-path", "events.h5", "--batch-sizes", "8", "--num-workers", "0", "--steps", "2"]
-    words += ["--exhaustive", "benchmark.levers={}", "benchmark.test_mixed_precision=false", "--device", "cpu"]
-    document = json.loads(run_fulltilt(*words, "--json", "-", cwd=tmp_path, program=BENCHMARK_GPU).stdout)
+    words += ["benchmark.test_mixed_precision=false", "--device", "cpu"]
+    done = run_fulltilt(*words, "--json", "-", cwd=tmp_path, program=BENCHMARK_GPU)
+    document = json.loads(done.stdout)
     assert document["picks"]["recommended"]["plan"]["batch_size"] == 8
+    ran = [row["plan"] for row in document["trials"] if row["status"] != "skipped"]
+    named = [plan for plan in ran if (plan["batch_size"], plan["num_workers"]) == (8, 0)]
+    assert (len(named), len(ran)) == (1, 2), "what was named, and the settings as they were"
+    assert "fulltilt tune with the same flags would try" in done.stderr.splitlines()[-1]
     assert "--force" in call("data", "make", "events.h5", expect=2).err
 
 
@@ -170,3 +175,10 @@ def test_a_wait_policy_is_in_force_where_the_command_has_a_process_of_its_own_an
     ranks = json.loads(call(*words, "run.n_ranks=2", "run.device=cpu", "--out", "ranks").out)
     said = ["wait_policy=passive is not in force" in " ".join(each["notes"]) for each in (own, late, ranks)]
     assert said == [False, True, False]
+
+
+@pytest.mark.slow
+def test_data_that_are_not_there_are_told_before_the_folder_of_another_search(searched, call):
+    config = ROOT / "configs" / "checking_gpu_optimization.yaml"
+    said = call("tune", config, "--data-path", "none.h5", "--device", "cpu", "--out", searched[0] / "run", expect=2).err
+    assert "none.h5 does not exist" in said

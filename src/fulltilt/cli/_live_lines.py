@@ -9,6 +9,7 @@ from rich.text import Text
 from fulltilt.records import BUSY_PCT, PROBES, Plan, Trial, format_gib, format_rate
 from fulltilt.report import describe_plan, format_duration, format_throughput, mark_busy
 from fulltilt.report.table import BUSY_MARK
+from fulltilt.tuner.question.default_budget import DEFAULT_BUDGET_S
 from fulltilt.tuner.search.progress import SearchEvent, SearchNoted, SearchStarted, TrialCut, TrialDone, TurnsDone
 
 PROBE_NAMES = {"device": "step alone", "loader": "loader alone", "memory": "of tensors, estimated"}
@@ -114,12 +115,33 @@ def describe_event(event: SearchEvent) -> str | None:
     match event:
         case SearchStarted():
             found = f", {event.n_resumed} rows found there" if event.n_resumed else ""
-            return f"{event.strategy} search on {event.device}: grid of {event.grid_size}; {event.folder}{found}"
+            grid = f"grid of {event.grid_size:,}, {_describe_limit(event)}"
+            return f"{event.strategy} search on {event.device}: {grid}; {event.folder}{found}"
         case SearchNoted():
             return event.message
         case TrialCut():
             return f"{event.id} was ended with the budget after {event.seconds:.1f} s: it is no row"
     return None
+
+
+def _describe_limit(event: SearchStarted) -> str:
+    """Say how long the search takes: ``at most 3 min 00 s``."""
+    if event.budget_s is None:
+        return "all of which runs (--budget 10m would end it earlier)"
+    more = " (longer where single runs are long; --budget sets it)" if event.is_budget_default else ""
+    return f"at most {format_duration(event.budget_s)}{more}"
+
+
+def describe_left_out(event: SearchStarted | None) -> str | None:
+    """Say what a search would add that does not keep to what is named; None where that is nothing."""
+    if event is None or not event.levers_left_out:
+        return None
+    first, n = ", ".join(event.levers_left_out[:3]), len(event.levers_left_out)
+    names = f"{n} more switches ({first}, …)" if n > 3 else f"also {first}"
+    return (
+        f"fulltilt tune with the same flags would try {names}: it goes on from these rows, and chooses what it runs of "
+        f"a grid of {event.full_grid_size:,}, in at most {format_duration(DEFAULT_BUDGET_S)} where runs are short"
+    )
 
 
 def _describe_trial(trial: Trial) -> tuple[str, ...]:

@@ -71,6 +71,11 @@ def add_memory_limit_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def describe_default_out(command: str) -> str:
+    """Say where a command writes that is not told where, for its help."""
+    return f"default runs/{command}/NAME, or NAME-2 and so on where that holds another run"
+
+
 def read_config(args: argparse.Namespace) -> Config:
     """Load the configuration that ``args`` names, with its ``key=value`` words and flags on top."""
     from fulltilt.config import config_for_object, load_config

@@ -15,6 +15,7 @@ from fulltilt.cli._shared import (
     read_memory_limit_bytes,
     write_json,
 )
+from fulltilt.errors import FulltiltError
 
 if TYPE_CHECKING:
     from fulltilt.engine.check.checklist import CheckItem
@@ -33,12 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config, memory_limit_bytes = read_config_to_train(args), read_memory_limit_bytes(args)
     from fulltilt.engine.build.builder import check_device
-    from fulltilt.engine.check.checklist import run_checks
+    from fulltilt.engine.check.checklist import CheckItem, run_checks
     from fulltilt.engine.ranks.world import plan_devices
+    from fulltilt.listeners import build_loggers
     from fulltilt.records import VERSION
 
     devices = [str(check_device(name)) for name in plan_devices(config)]
-    items = run_checks(
+    items: list[CheckItem] = []
+    try:
+        build_loggers(config.run.loggers, Path(args.out))
+    except FulltiltError as error:
+        items.append(CheckItem("loggers", "problem", str(error)))
+    items += run_checks(
         config,
         device=devices[0],
         out_dir=Path(args.out),

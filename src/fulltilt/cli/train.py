@@ -11,6 +11,7 @@ from fulltilt.cli._shared import (
     add_memory_limit_argument,
     add_workload_arguments,
     build_console,
+    describe_default_out,
     describe_saved,
     note_interruption,
     print_result,
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, metavar="N", help="passes over the training set (run.epochs)")
     add_memory_limit_argument(parser)
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in the folder")
-    parser.add_argument("--out", metavar="DIR", help="where to write (default runs/train/NAME)")
+    parser.add_argument("--out", metavar="DIR", help=f"where to write ({describe_default_out('train')})")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
     parser.add_argument("--metrics", metavar="DIR", help="also write guide 004's metrics files there")
     parser.add_argument("--tensorboard", action="store_true", help="short for adding tensorboard to run.loggers")
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     with note_interruption(lambda: describe_saved(folders)):
         from fulltilt.engine.loop.train import train
 
-        out_dir = Path(args.out or Path("runs") / "train" / config.run_name)
+        out_dir = Path(args.out) if args.out else _choose_folder(args, config)
         folders.append(out_dir)
         result = train(
             config,
@@ -66,6 +67,26 @@ def run(args: argparse.Namespace) -> int:
             memory_limit_bytes=read_memory_limit_bytes(args),
         )
         return _tell(args, result, out_dir)
+
+
+def _choose_folder(args: argparse.Namespace, config: Config) -> Path:
+    """Choose where a run goes on, or begins; say so where that is not the usual place."""
+    from fulltilt.engine.loop.opening import find_run_folders
+    from fulltilt.engine.ranks.world import is_rank
+    from fulltilt.report.training import is_finished
+
+    usual = Path("runs") / "train" / config.run_name
+    if is_rank():  # under torchrun: all of them have to choose the same
+        return usual
+    found = find_run_folders(usual, config)
+    if found.own is not None and (args.resume or not is_finished(found.own)):
+        folder = found.own
+    else:
+        folder = usual if args.resume else found.free  # what cannot be resumed is refused, with what changed
+    said = found.explain(folder)
+    if said and not args.quiet:
+        build_console(to_stderr=args.json == "-").print(said, soft_wrap=True)
+    return folder
 
 
 def _build_listeners(args: argparse.Namespace, config: Config, out_dir: Path) -> list[Listener]:

@@ -16,6 +16,7 @@ from fulltilt.cli._shared import (
     add_memory_limit_argument,
     add_workload_arguments,
     build_console,
+    describe_default_out,
     is_import_path,
     list_train_words,
     note_interruption,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from fulltilt.tuner.question.default_budget import DEFAULT_BUDGET_S, DEFAULT_RUNS, QUICK_BUDGET_S
+
     add_workload_arguments(parser, metavar="CONFIG|module:object")
     add = parser.add_argument
     add("--batch-sizes", type=int, nargs="+", metavar="B", help="batch sizes to try")
@@ -43,11 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, metavar="N", help="timed optimizer steps per trial, at least")
     add_memory_limit_argument(parser)
     add("--exhaustive", action="store_true", help="run the whole grid")
+    add(
+        "--named-only",
+        action="store_true",
+        help="vary only what is named: batch sizes, worker counts, and AMP and pinning where the configuration asks; "
+        "with --batch-sizes or --num-workers, run all combinations",
+    )
     add("--quick", action="store_true", help="fewer and shorter trials, within 90 seconds")
     add(
         "--budget",
         metavar="6m",
-        help="wall time of the search; rows in the run folder are free, the trainings of --verify come on top",
+        help=f"wall time of the search (default {DEFAULT_BUDGET_S / 60:g}m, or {DEFAULT_RUNS} more runs as long as the "
+        f"first where that is more; {QUICK_BUDGET_S:g}s with --quick; none where the whole grid runs); rows in the run "
+        "folder are free, the trainings of --verify come on top",
     )
     add("--deadline", metavar="10m", help="wall time of one trial (default 2m; 1m with --quick; 1m more over ranks)")
     add("--free-batch", action="store_true", help="let the effective batch change")
@@ -59,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--apply", metavar="FILE", help="write the recommended settings into this YAML file, where their gain is proven"
     )
     add("--apply-unproven", action="store_true", help="write the fastest settings, though their gain is not proven")
-    add("--out", metavar="DIR", help="run folder (default runs/tune/NAME); the same search resumes there")
+    add("--out", metavar="DIR", help=f"run folder ({describe_default_out('tune')}); the same search resumes there")
     add("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
 
@@ -81,14 +92,19 @@ def run(args: argparse.Namespace) -> int:
 def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     """Search, verify where that is asked for, and say what was found."""
     from fulltilt.cli._live import show_search
+    from fulltilt.cli._live_lines import describe_left_out
     from fulltilt.records.run_folder import hold_folder
     from fulltilt.tuner import tune
     from fulltilt.tuner.answer.result import PAGE_FILE, RESULT_FILES, write_result
+    from fulltilt.tuner.search.progress import SearchStarted
 
+    started: SearchStarted | None = None
     console = build_console(to_stderr=args.json == "-")
     with contextlib.nullcontext(lambda event: None) if args.quiet else show_search(console) as view:
 
         def tell(event: SearchEvent) -> None:
+            nonlocal started
+            started = event if isinstance(event, SearchStarted) else started
             count(event)
             view(event)
 
@@ -101,6 +117,7 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
                 steps=args.steps,
                 memory_limit=args.memory_limit,
                 exhaustive=args.exhaustive,
+                named_only=args.named_only,
                 quick=args.quick,
                 budget=args.budget,
                 deadline=args.deadline,
@@ -131,10 +148,13 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     how = "" if args.apply else suggest_apply(args, result, config)
     _print_lines(console, ["", *applied] if applied else ())  # before the verdict: what stands last is read first
     if args.apply and unwritten is None and read_config(args).digest != config.digest:
-        console.print("· the same command now searches from these settings: it needs another --out")
+        where = "it needs another --out" if args.out else "in a folder of its own"
+        console.print(f"· the same command now searches from these settings: {where}")
     print_verdict(console, document, files="" if unwritten else files, apply=how, args=args)
     if args.quiet and applied:
         print_result(console, applied[0].rstrip(":"))
+    if left_out := describe_left_out(started):
+        console.print(left_out, soft_wrap=True)
     write_json(args.json, result.to_json_text())  # what was measured is said before that it could not be kept
     if unwritten is not None:
         raise unwritten

@@ -11,7 +11,7 @@ from fulltilt._lazy import load_on_use
 
 if TYPE_CHECKING:
     from fulltilt.config.bad_samples import parse_on_bad_sample
-    from fulltilt.config.binding import bind_call, build_component, import_object
+    from fulltilt.config.binding import bind_call, build_component, check_component, import_object
     from fulltilt.config.calls import ComponentCall, parse_call, parse_pipeline
     from fulltilt.config.loading import config_for_object, config_from_values, load_config, load_points
     from fulltilt.config.model import Config, schema

@@ -12,6 +12,7 @@ from fulltilt.config.calls import parse_call
 from fulltilt.errors import ConfigError, DataError
 
 DEFAULT_LIMIT = 100
+SKIP_REMEDY = f"data.on_bad_sample=skip(limit={DEFAULT_LIMIT}) leaves such samples out"
 UNREADABLE = (DataError, OSError, EOFError, SyntaxError, ValueError, struct.error)
 """What a damaged sample is known to raise, in our readers and in a user's own dataset."""
 

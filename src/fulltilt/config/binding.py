@@ -42,15 +42,37 @@ def build_component(
     """
     call = parse_call(call_or_text) if isinstance(call_or_text, str) else call_or_text
     target = find_target(call.name, registry, kind=kind, where=where, base_dir=base_dir)
-    # Classes and functions are called; any other object is the component itself, even when it is callable.
-    if not (isinstance(target, type | functools.partial) or inspect.isroutine(target)):
-        if call.args or call.kwargs:
-            said = f"{call.name} is of type {type(target).__name__} and takes no arguments; drop them"
-            raise ConfigError(said, key=where)
+    if _is_ready(target, call, where):
         return target
     arguments = bind_call(call, target, where=where, registry=registry, given=given)
     accepted = {name for name, parameter in (_read_parameters(target) or {}).items() if _is_named(parameter)}
     return target(**{name: value for name, value in given.items() if name in accepted} | arguments)
+
+
+def check_component(
+    call_or_text: ComponentCall | str,
+    registry: Mapping[str, Callable[..., Any]],
+    *,
+    kind: str,
+    where: str,
+    base_dir: str | None = None,
+    given: Collection[str] = (),
+) -> None:
+    """Raise the ConfigError of ``build_component`` as far as it can be known before anything is called."""
+    call = parse_call(call_or_text) if isinstance(call_or_text, str) else call_or_text
+    target = find_target(call.name, registry, kind=kind, where=where, base_dir=base_dir)
+    if not _is_ready(target, call, where):
+        bind_call(call, target, where=where, given=given)
+
+
+def _is_ready(target: Any, call: ComponentCall, where: str) -> bool:
+    """Return whether what was found is the component itself, even when it is callable: no class and no function."""
+    if isinstance(target, type | functools.partial) or inspect.isroutine(target):
+        return False
+    if call.args or call.kwargs:
+        said = f"{call.name} is of type {type(target).__name__} and takes no arguments; drop them"
+        raise ConfigError(said, key=where)
+    return True
 
 
 def find_target(

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-import typing
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         sizes = ", ".join(f"{' and '.join(keys)} × {len(grid.values)}" for grid, keys in axes)
         choice = " ".join(f"{keys[0]}={grid.values[0]}" for grid, keys in axes)
         raise ConfigError(
-            f"is a grid of {n_points} points ({sizes}) and one configuration is asked for; choose: {choice}",
+            f"is a grid of {n_points} points ({sizes}) and one configuration is asked for; choose: {choice}; or run "
+            f"all of them: {shlex.join(['fulltilt', 'lab', 'submit', '--local', str(path), *overrides])}",
             file=str(path),
         )
     return next(config for _, config in _expand(settings, axes, path))
@@ -172,23 +173,14 @@ def _describe_invalid(
     problems: dict[str, str] = {}
     for detail in error.errors(include_url=False):
         parts = [str(part) for part in detail["loc"]]
-        depth = next(n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in LEAVES)
-        key, inside = ".".join(parts[:depth]), parts[depth:]
-        problems.setdefault(key, _describe_detail(key, inside, detail, values.get(key), settings[key].spelled))
+        key = next(key for n in range(len(parts), 0, -1) if (key := ".".join(parts[:n])) in LEAVES)
+        problems.setdefault(key, _describe_detail(key, detail, values.get(key), settings[key].spelled))
     return problems
 
 
-def _describe_detail(key: str, inside: list[str], detail: Any, value: Any, alias: str) -> str:
+def _describe_detail(key: str, detail: Any, value: Any, alias: str) -> str:
     hint, name, said = LEAVES[key].hint, key.rpartition(".")[2], detail["msg"].removeprefix("Value error, ")
-    is_section = any(hasattr(arg, "model_fields") for arg in typing.get_args(hint))  # ``run.promise``
-    if is_section and inside:
-        if detail["type"] == "missing":
-            return f"{name}.{inside[0]}: is missing"
-        said = "is no key of it" if detail["type"] == "extra_forbidden" else said
-        return f"{name}.{inside[0]} {show_value(detail['input'])}: {said}"
-    if is_section:
-        said = f"expected the keys of {name}, as fulltilt tune --apply writes them, or null"
-    elif detail["type"] != "value_error":
+    if detail["type"] != "value_error":
         words = describe_type(hint)
         near = difflib.get_close_matches(str(detail["input"]), words.split(" or "), n=1, cutoff=0.5)
         is_close = near and isinstance(detail["input"], str)

@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Lt
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -65,6 +66,15 @@ def _check_folder_name(name: str) -> str:
     if not name.strip() or name in (".", "..") or "/" in name or "\\" in name:
         raise ValueError("names a folder of its own: give one word, without / and \\; --out says where else")
     return name
+
+
+def _refuse_figures(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        raise ValueError(
+            "holds figures, as an earlier version wrote them, and has to name a file; remove it: the next "
+            "fulltilt tune --apply writes one"
+        )
+    return value
 
 
 FolderName = Annotated[Text, AfterValidator(_check_folder_name)]
@@ -133,7 +143,9 @@ class _Data(Section):
     )
     shuffle: bool = _key(True, "Shuffle the training set anew every epoch.")
     drop_last: bool = _key(False, "Leave out the last, shorter training batch.")
-    val_batch_size: PositiveInt | None = _key(None, "Samples of a validation batch; null: batch_size.")
+    val_batch_size: PositiveInt | None = _key(
+        None, "Samples of a validation batch; null: batch_size. Less where it does not fit."
+    )
 
 
 class Optim(Section):
@@ -155,32 +167,6 @@ class _Speed(Section):
     static_graph: bool = _key(
         True, "Over several devices: the same weights take part in every step; false: look each time."
     )
-
-
-class Promise(Section):
-    """Holds the speed that a search measured of the plan it wrote into the file, and of what that is true.
-
-    That is the plan, the machine and its device, the model and the data; what it says nothing of may be any.
-    """
-
-    samples_per_s: Annotated[list[PositiveFloat], Field(min_length=2, max_length=2)]
-    plan: Text
-    machine: Text
-    device: Text | None = None
-    model: Text | None = None
-    n_parameters: NaturalInt | None = None
-    data: Text | None = None
-    threads: PositiveInt | None = None
-    data_wait_pct: NaturalFloat | None = None
-    n_ranks: PositiveInt = 1
-    cpu_pressure_pct: NaturalFloat | None = None  # of a busy machine: why it is so wide
-
-    @field_validator("samples_per_s")
-    @classmethod
-    def _check_order(cls, interval: list[float]) -> list[float]:
-        if interval[0] > interval[1]:
-            raise ValueError("gives the higher speed first; write [lowest, highest]")
-        return interval
 
 
 class _RunSection(Section):
@@ -207,8 +193,9 @@ class _RunSection(Section):
     on_out_of_memory: Literal["replan", "stop"] = _key(
         "replan",
         "Go on from the last step with the largest smaller micro-batch that divides the effective batch, "
-        "and more accumulation; or stop. Runs over several devices go on from the newest checkpoint. Streams that "
-        "several workers share or that drop their last batch always stop, and so do runs that torchrun started.",
+        "and more accumulation, on a CPU in a fresh process; or stop. Runs over several devices go on from the newest "
+        "checkpoint. Streams that several workers share or that drop their last batch always stop, and so do runs that "
+        "torchrun started.",
     )
     on_full_disk: Literal["stop", "continue"] = _key(
         "stop",
@@ -221,9 +208,9 @@ class _RunSection(Section):
         "stalls training longer than writing them between steps, with a core left to the writer a third as long "
         "(benchmarks/results/checkpoint_stall-cpu.json in the repository); it was not measured on a GPU.",
     )
-    promise: Promise | None = _key(
+    promise: Annotated[Text | None, BeforeValidator(_refuse_figures)] = _key(
         None,
-        "The speed that `tune --apply` measured, of all training processes together; `train` with as many "
+        "File with the speed that `tune --apply` measured, of all training processes together; `train` with as many "
         "says when it falls out of it, and why.",
     )
 

@@ -225,4 +225,5 @@ def raise_problems(problems: Sequence[ConfigError]) -> None:
     if len(ordered) == 1:
         raise ordered[0]
     if ordered:
-        raise ConfigError("\n".join([f"{len(ordered)} problems:", *(f"  {problem}" for problem in ordered)]))
+        message = "\n".join([f"{len(ordered)} problems:", *(f"  {problem}" for problem in ordered)])
+        raise ConfigError(message, problems=ordered)

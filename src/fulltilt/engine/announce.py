@@ -78,6 +78,11 @@ class Announcer:
         self.notes.append(message)
         self(Noted, message=message, level=level)
 
+    def note_once(self, message: str, *, level: str = "note") -> None:
+        """Note what an attempt of the same run may have said before."""
+        if message not in self.notes:
+            self.note(message, level=level)
+
 
 def _name(listener: Listener) -> str:
     return getattr(listener, "__name__", type(listener).__name__)

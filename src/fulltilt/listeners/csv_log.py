@@ -22,7 +22,7 @@ class CsvLog:
 
     A resumed run goes on in the same files: the rows that came after its checkpoint are dropped first, so that every
     step is there once. Rows of steps are stored once a second (``_held.py``); what a checkpoint counts on is on the
-    disk before it.
+    disk before it. Epochs count from 1.
     """
 
     def __init__(self, out_dir: str | Path, *, clock: Callable[[], float] = time.monotonic):
@@ -51,11 +51,11 @@ class CsvLog:
 
 def _build_step_row(event: StepsDone) -> dict[str, Any]:
     phases = {f"{phase}_ms": value for phase, value in event.phases_ms.items()}
-    return {name: getattr(event, name) for name in STEP_COLUMNS} | phases
+    return {name: getattr(event, name) for name in STEP_COLUMNS} | {"epoch": event.epoch + 1} | phases
 
 
 def _build_row(event: EpochDone | Evaluated, fields: Mapping[str, Any]) -> dict[str, Any]:
-    row = {"epoch": event.epoch, "step": event.step, "seconds": event.seconds, **event.metrics, **fields}
+    row = {"epoch": event.epoch + 1, "step": event.step, "seconds": event.seconds, **event.metrics, **fields}
     return {name: value for name, value in row.items() if value is not None}
 
 

@@ -34,7 +34,9 @@ OWNER = "run.txt"
 THROUGHPUT_NOTE = "samples over seconds of training; std over logging intervals, weighted by their length"
 CPU_MEMORY_NOTE = "resident set of the training process over the batch size"
 CUDA_MEMORY_NOTE = "peak of allocated device memory over the batch size"
-NO_MEMORY_NOTE = "the run trained in processes of its own (several devices, or run.max_restarts); theirs is not read"
+NO_MEMORY_NOTE = (
+    "the run trained in processes of its own (several devices, run.max_restarts, or memory ran out); theirs is not read"
+)
 FORWARD_NOTE = "forward pass and loss of one step a logging interval"
 NO_FORWARD_NOTE = "the run did not time the phases of its steps"
 
@@ -71,7 +73,7 @@ def read_memory_bytes(device: str) -> int | None:
 
 
 class MetricsTracker:
-    """Writes five CSV files into ``folder``; units: seconds, samples/s, MiB, ms.
+    """Writes five CSV files into ``folder``; units: seconds, samples/s, MiB, ms. Epochs count from 1.
 
     - ``efficiency_metrics.csv``: a row a logging interval, only ever appended.
     - ``training_metrics.csv``: a row for each pass over a split; ``error_analysis.csv``: its errors by group of words,
@@ -165,7 +167,7 @@ class MetricsTracker:
 
     def _build_efficiency_row(self, event: StepsDone) -> dict[str, Any]:
         n_batches = -(-event.n_samples // self._batch_size)
-        values = (event.epoch, event.step, event.time_s, event.n_samples, n_batches, event.seconds)
+        values = (event.epoch + 1, event.step, event.time_s, event.n_samples, n_batches, event.seconds)
         memory_mib = self._find_memory(2**20 * self._batch_size)
         values += (event.samples_per_s, memory_mib, event.phases_ms.get("forward"))
         return dict(zip(EFFICIENCY, values, strict=True))
@@ -179,7 +181,7 @@ class MetricsTracker:
 
     def _store_pass(self, event: EpochDone | Evaluated, split: str, metrics: Mapping[str, float]) -> None:
         figures = [metrics.get(name) for name in FIGURES.values()]
-        values = (event.epoch, event.step, event.time_s, split, *figures, event.seconds, self._find_memory(2**30))
+        values = (event.epoch + 1, event.step, event.time_s, split, *figures, event.seconds, self._find_memory(2**30))
         row = dict(zip(TRAINING, values, strict=True))
         self._training.append([row])
         self._passes.append(row)
@@ -187,7 +189,7 @@ class MetricsTracker:
             for name, error_pct in metrics.items():
                 if (group := name.removeprefix("error_pct/")) != name:
                     share_pct = 100 * metrics.get(f"share/{group}", math.nan)
-                    values = (event.epoch, event.step, group, share_pct, error_pct)
+                    values = (event.epoch + 1, event.step, group, share_pct, error_pct)
                     self._errors.append([dict(zip(ERRORS, values, strict=True))])
         self._write_summaries()
 

@@ -15,7 +15,7 @@ REDRAW_S = 0.5  # drawing takes 0.4 ms
 class ProgressBar:
     """Shows a bar on a terminal and one line an epoch; elsewhere only the lines.
 
-    That training has finished is for its caller to tell, who has the result.
+    That training has finished, or why it failed, is for its caller to tell, who has the result or the error.
 
     Redrawn when an event comes in, at most twice a second, never by a thread: a forked data worker must not inherit a
     held lock.
@@ -34,6 +34,7 @@ class ProgressBar:
         self._epoch_line: str | None = None
         self._clock = clock
         self._drawn_s = -math.inf
+        self._told: set[str] = set()  # lines of a start: a run that starts anew says what has changed
 
     def __call__(self, event: Event) -> None:
         # An epoch's line waits for the evaluation that may follow it.
@@ -64,9 +65,11 @@ class ProgressBar:
         self._stop_bar()  # of a run that goes on in another form, see Replanned
         self._started, self._seconds = event, 0.0
         self._n_total = event.steps_per_epoch * event.n_epochs if event.steps_per_epoch else None
-        self._print(f"{event.name} on {event.device}, {event.n_parameters:,} parameters, files in {event.out_dir}")
-        for line in event.report:
-            self._print(f"  {line}")
+        head = f"{event.name} on {event.device}, {event.n_parameters:,} parameters, files in {event.out_dir}"
+        for line in [head, *(f"  {line}" for line in event.report)]:
+            if line not in self._told:
+                self._told.add(line)
+                self._print(line)
         if self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))
             bar = Progress(*columns, console=self._console, auto_refresh=False, transient=True)
@@ -106,9 +109,8 @@ class ProgressBar:
             return
         first = self._started.first_step if self._started else 0
         here = f", {event.step - first:,} of them since the checkpoint it went on from" if first else ""
-        how, _, why = event.reason.partition(": ")
-        after = f"{how} after {event.step:,} steps{here}, {format_seconds(event.seconds)}"
-        self._print(f"{after}: {why}" if why else after)
+        how = event.reason.partition(": ")[0]
+        self._print(f"{how} after {event.step:,} steps{here}, {format_seconds(event.seconds)}")
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -120,7 +120,7 @@ class RunEnded(Event):
     """A training ended."""
 
     reason: str  # "finished", "interrupted", "failed: …"
-    step: int
+    step: int  # the last one; of a loss that is not finite the first such one, which is read some steps later
     seconds: float
     metrics: dict[str, float]
 

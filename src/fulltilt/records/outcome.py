@@ -30,6 +30,8 @@ OUT_OF_MEMORY_PATTERNS = (
     r"cublas_status_not_initialized.*cublascreate",  # its workspace is the first thing it allocates
     r"rocblas_status_memory_error",
     r"\bbad_alloc\b",  # C++
+    # oneDNN: scratch memory, or pages for a kernel it compiles. "… a primitive descriptor" is of wrong arguments
+    r"could not (?:create|execute) a primitive(?! descriptor)|could not create a memory object",
     r"no space left on device.*(?:/dev/shm|\bshm\b|shared memory)",  # torch, NCCL, multiprocessing: tmpfs is memory
     r"(?:/dev/shm|\bshm\b|shared memory).*no space left on device",
     r"no space left on device: '/(?:psm_|torch_|wnsm_)",  # names given to shm_open come without their folder
@@ -47,6 +49,7 @@ _TRACEBACK_END = re.compile(rf"^(?:\w+\.)*_?\w*(?:{'|'.join(sorted(OUT_OF_MEMORY
 _DUMP = "Fatal Python error: "  # faulthandler: stacks of all threads follow
 _CRASHED_THREAD = re.compile(r"Current thread .*\(most recent call first\):\s+(File .+)")
 _LAST_LINES = 4  # "terminate called …" and "what(): …" are two
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT})
 _SIGNAL_HINTS = {signal.SIGBUS: " (a mapped file was cut short, or /dev/shm is full)"}
 
 
@@ -63,6 +66,7 @@ class Evidence:
     memory_watchdog: str | None = None  # what the watchdog saw when it ended the process
     deadline: str | None = None  # which deadline passed when it was ended
     host_oom_kills: int = 0  # rise of the cgroup's or kernel's oom_kill counter during the process
+    had_run_out: bool = False  # memory had run out before in the work it did: a library that is refused some may crash
 
 
 def classify_outcome(evidence: Evidence) -> tuple[Status, str | None]:
@@ -89,7 +93,8 @@ def _classify(e: Evidence) -> tuple[Status, str | None]:
     if e.exit_code is not None and e.exit_code < 0:
         if e.exit_code == -signal.SIGABRT and _say_out_of_memory(words):
             return "out_of_memory", words[-1]
-        return "error", f"ended by {_name_signal(-e.exit_code)}" + _describe_end(e.stderr_tail, words)
+        said = f"ended by {_name_signal(-e.exit_code)}" + _describe_end(e.stderr_tail, words)
+        return ("out_of_memory" if e.had_run_out and -e.exit_code in _CRASHES else "error"), said
     if e.exit_code and _say_out_of_memory(words):
         return "out_of_memory", words[-1]
     return "error", f"ended with exit code {e.exit_code} and no result" + _describe_end(e.stderr_tail, words)

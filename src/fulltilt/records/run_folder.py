@@ -5,18 +5,20 @@ fingerprint says whose results lie here.
 """
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import hashlib
 import itertools
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Literal, Self
 
 from fulltilt.errors import RunFolderError, StorageError
 from fulltilt.records.settings import flatten_settings
@@ -90,27 +92,19 @@ class RunFolder:
 
     def _claim(self, parts: Mapping[str, Any], command: str, results: Sequence[str], aging: Collection[str]) -> bool:
         """Take the folder for a run with these parts; whether it goes on from results that lie there."""
-        file = self.path / FINGERPRINT_FILE
-        has_results = any((self.path / name).exists() for name in results)
-        try:
-            found = json.loads(file.read_text()) if file.exists() else {}
-        except (OSError, ValueError) as error:
-            if has_results:
-                raise RunFolderError(f"{file} cannot be read ({error}); give another folder with --out") from None
-            found = {}
-        if file.exists() and has_results:
-            earlier, is_same_command = found.get("parts", {}), found.get("command") == command
-            if is_same_command and found.get("fingerprint") == compute_fingerprint(parts):
+        found = _read_fingerprint(self.path, results)
+        if _has_results(self.path, results) and found:
+            relation = _compare(found, parts, command, aging)
+            if relation == "same":
                 return True
-            change = _describe_change(earlier, parts)
-            old, new = ({name: each[name] for name in each if name not in aging} for each in (earlier, parts))
-            if not is_same_command or compute_fingerprint(old) != compute_fingerprint(new):
+            change = _describe_change(found.get("parts", {}), parts)
+            if relation == "other":
                 raise RunFolderError(
                     f"{self.path} holds the results of another run ({change}); give another folder with --out, or "
                     "remove this one"
                 )
             self.set_aside = f"earlier results are set aside as {self._set_aside(results)} ({change})"
-        elif isinstance(found, dict):  # the run that set them aside had no result yet, so nobody was told
+        else:  # the run that set them aside had no result yet, so nobody was told
             self.set_aside = found.get("set_aside")
         self.state_fingerprint(parts)
         return False
@@ -124,6 +118,117 @@ class RunFolder:
             with _storage_errors(self.path):
                 (self.path / old).rename(self.path / names[-1])
         return ", ".join(names)
+
+
+Relation = Literal["same", "aged", "other"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FolderChoice:
+    """Says where a run belongs among the folders ``NAME``, ``NAME-2``, ``NAME-3``.
+
+    Attributes:
+        usual: ``NAME``.
+        own: The newest that holds this very run, or results of it that aged; None where none does.
+        free: The first in which nothing would be lost.
+        change: What differs from the run in ``NAME``; empty where that is this one, or none.
+    """
+
+    usual: Path
+    own: Path | None
+    free: Path
+    change: str
+
+    def explain(self, chosen: Path) -> str | None:
+        """Say where a run is, and why it is not in the usual folder; None where it is."""
+        if chosen == self.usual:
+            return None
+        why = f"{self.usual} holds {f'another run ({self.change})' if self.change else 'this run already'}: "
+        return f"{'' if self.free == self.usual else why}this one is in {chosen}"
+
+
+def find_folders(
+    path: Path,
+    *,
+    fingerprint_parts: Mapping[str, Any],
+    command: str,
+    results: Sequence[str],
+    aging: Collection[str] = (),
+) -> FolderChoice:
+    """Find the folder of a run, and one for it to begin in, beside ``path``; the arguments are those of ``RunFolder``.
+
+    A folder in which another run has begun and has no results yet is not free.
+    """
+    held: list[tuple[bool, float, Path]] = []  # whether it did not age, when it was written
+    free, change = None, ""
+    for folder in _list_numbered(path):
+        written_s = [(folder / name).stat().st_mtime for name in results if (folder / name).exists()]
+        try:
+            found = _read_fingerprint(folder, results)
+        except RunFolderError:  # somebody's all the same
+            found = dict[str, Any](command="unknown")
+        if not found or not (written_s or _is_in_use(folder)):
+            free = free or folder
+        elif (relation := _compare(found, fingerprint_parts, command, aging)) != "other":
+            held.append((relation == "same", max(written_s, default=0.0), folder))
+        elif folder == path:
+            change = _describe_change(found.get("parts", {}), fingerprint_parts)
+    assert free is not None, "the last of them is new"
+    return FolderChoice(path, max(held)[2] if held else None, free, change)
+
+
+def _list_numbered(path: Path) -> Iterator[Path]:
+    """List ``path`` and its numbered sisters that exist, in their order, up to the first number that is new."""
+    pattern = re.compile(rf"{re.escape(path.name)}-([2-9]|[1-9]\d+)")
+    found = {int(match[1]) for each in path.parent.glob("*") if (match := pattern.fullmatch(each.name))}
+    yield path
+    for number in sorted({*found, next(n for n in itertools.count(2) if n not in found)}):
+        yield path.with_name(f"{path.name}-{number}")
+
+
+def _has_results(path: Path, results: Sequence[str]) -> bool:
+    return any((path / name).exists() for name in results)
+
+
+def _read_fingerprint(path: Path, results: Sequence[str]) -> dict[str, Any]:
+    """Read whose results lie in a folder; empty where nobody's do.
+
+    Raises:
+        RunFolderError: it cannot be read, and there are results.
+    """
+    file = path / FINGERPRINT_FILE
+    try:
+        found = json.loads(file.read_text()) if file.exists() else {}
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError) as error:
+        if _has_results(path, results):
+            raise RunFolderError(f"{file} cannot be read ({error}); give another folder with --out") from None
+        return {}
+
+
+def _compare(found: Mapping[str, Any], parts: Mapping[str, Any], command: str, aging: Collection[str]) -> Relation:
+    """Compare a fingerprint that was found with this run's."""
+    if found.get("command") != command:
+        return "other"
+    if found.get("fingerprint") == compute_fingerprint(parts):
+        return "same"
+    old, new = ({k: each[k] for k in each if k not in aging} for each in (found.get("parts", {}), parts))
+    return "aged" if compute_fingerprint(old) == compute_fingerprint(new) else "other"
+
+
+def _is_in_use(path: Path) -> bool:
+    """Return whether a living process holds the folder."""
+    try:
+        lock = os.open(path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 @contextlib.contextmanager

@@ -91,6 +91,15 @@ def read_training(folder: str | Path) -> TrainingRun:
         raise UsageError(f"{path} is not the event log of a training: {error!r}") from None
 
 
+def is_finished(folder: Path) -> bool:
+    """Return whether the training in a folder has come to its end."""
+    *_, last = ["{}", *read_lines(folder / EVENTS_FILE)]
+    try:
+        return json.loads(last).get("reason") == "finished"
+    except (ValueError, AttributeError):  # no event
+        return False
+
+
 def drop_repeated(events: Sequence[Event]) -> list[Event]:
     """Drop what came after the checkpoint that a later process went on from: it took those steps again."""
     kept: list[Event] = []

@@ -24,7 +24,7 @@ from fulltilt.tasks.facts import read_data_facts
 from fulltilt.tasks.language import build_language_model
 from fulltilt.tasks.losses import LOSSES
 from fulltilt.tasks.metrics import METRICS
-from fulltilt.tasks.models import MODELS, build_model
+from fulltilt.tasks.models import MODELS, build_model, check_model
 from fulltilt.tasks.recipes import build_classification, build_regression
 from fulltilt.tasks.workload import Workload
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.tasks.encoder import ContrastiveModel, build_encoder
-from fulltilt.tasks.features import extract_features, find_labelled, spread
+from fulltilt.tasks.features import BATCH_SIZE, extract_features, find_labelled, spread
 from fulltilt.tasks.losses import Loss, NtXent
 from fulltilt.tasks.neighbours import choose_k, compute_knn_accuracy
 from fulltilt.tasks.workload import Workload
@@ -46,19 +46,19 @@ class TwoViews:
 class NeighbourAssessment:
     """``assess`` of the task: measures the accuracy of the nearest labelled neighbours of validation images.
 
-    It looks at no more than ``limit`` images of either dataset, evenly spread.
+    It looks at no more than ``limit`` images of either dataset, evenly spread, ``batch_size`` at a time.
     """
 
     def __init__(self, labelled: LabelledImages, *, limit: int | None) -> None:
-        self.labelled, self._limit = labelled, limit
+        self.labelled, self._limit, self.batch_size = labelled, limit, BATCH_SIZE
 
     def __call__(self, model: nn.Module, device: torch.device) -> Mapping[str, float]:
         assert isinstance(model, ContrastiveModel)
         bank, queries, bank_rows, query_rows = self._choose_rows()
         if not len(bank_rows) or not len(query_rows):
             return {}
-        known = extract_features(model.encode, bank, bank_rows, device)
-        asked = extract_features(model.encode, queries, query_rows, device)
+        known = extract_features(model.encode, bank, bank_rows, device, batch_size=self.batch_size)
+        asked = extract_features(model.encode, queries, query_rows, device, batch_size=self.batch_size)
         return {"knn_accuracy": compute_knn_accuracy(*known, *asked)}
 
     def explain(self) -> str:

@@ -10,6 +10,8 @@ from torch.utils.data import Dataset, Subset
 from fulltilt.config.bad_samples import explain_unskipped
 
 _PLAIN = ("n_classes", "n_sensors", "n_labels", "geometry", "vocab_size")
+FACTS = (*_PLAIN, "n_features", "in_channels", "image_size", "draw_images", "n_outputs")
+"""Every name that ``read_data_facts`` may return."""
 
 
 def read_data_facts(dataset: Dataset) -> dict[str, Any]:

@@ -24,6 +24,7 @@ def extract_features(
     rows: np.ndarray,
     device: torch.device,
     *,
+    batch_size: int = BATCH_SIZE,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return features (N, F) float32 and targets (N,) of the samples ``rows``, on the device.
@@ -39,13 +40,13 @@ def extract_features(
     if not len(rows):
         raise UsageError("no image to encode: the list of samples is empty")
     features, targets = [], []
-    for start in range(0, len(rows), BATCH_SIZE):
+    for start in range(0, len(rows), batch_size):
         with explain_unskipped("images that are encoded for their features"):
-            images, labels = dataset.get_batch(rows[start : start + BATCH_SIZE])
+            images, labels = dataset.get_batch(rows[start : start + batch_size])
         features.append(encode(images.to(device)).float())
         targets.append(labels)
         if progress is not None:
-            progress(min(start + BATCH_SIZE, len(rows)), len(rows))
+            progress(min(start + batch_size, len(rows)), len(rows))
     return torch.cat(features), torch.cat(targets).to(device)
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from fulltilt.errors import UsageError
 from fulltilt.tasks.language_metrics import (
     GROUPS,
+    UNKNOWN,
     LanguageScores,
     assign_groups,
     build_metrics,
@@ -35,18 +36,25 @@ class LanguageModel(nn.Module):
     Args:
         encoder: ``words_BT → (forwards_BSP, backwards_BSP)``.
         groups_V: The group of each word, for the error by group.
+        unknown: Id of ``<unk>``, which is no right answer; None: there is no such word.
         ranks_in_training: Compute accuracy on training batches too.
     """
 
     groups: Tensor | None
 
     def __init__(
-        self, encoder: nn.Module, outputs: Sequence[nn.Module], *, groups_V: Tensor | None, ranks_in_training: bool
+        self,
+        encoder: nn.Module,
+        outputs: Sequence[nn.Module],
+        *,
+        groups_V: Tensor | None,
+        unknown: int | None,
+        ranks_in_training: bool,
     ) -> None:
         super().__init__()
         self.encoder, self.outputs = encoder, nn.ModuleList(outputs)
         self.register_buffer("groups", groups_V, persistent=False)
-        self.ranks_in_training = ranks_in_training
+        self.unknown, self.ranks_in_training = unknown, ranks_in_training
 
     def forward(self, words_BT: Tensor) -> LanguageScores:
         wants_ranks = self.ranks_in_training or not self.training
@@ -69,16 +77,20 @@ class LanguageModel(nn.Module):
             return LanguageScores(loss, losses_BD)
         with torch.no_grad():
             ranks_DBS = torch.cat([score.ranks for score in scores if score.ranks is not None]).view_as(losses_DBS)
-            accuracy_B = (ranks_DBS == 0).float().mean((0, 2))
-            top5_B = (ranks_DBS < TOP5).float().mean((0, 2))
+            with_unk_B = (ranks_DBS == 0).float().mean((0, 2))
+            accuracy_B, top5_B = with_unk_B, (ranks_DBS < TOP5).float().mean((0, 2))
+            if self.unknown is not None:
+                is_word_DBS = targets_DBS != self.unknown
+                accuracy_B = ((ranks_DBS == 0) & is_word_DBS).float().mean((0, 2))
+                top5_B = ((ranks_DBS < TOP5) & is_word_DBS).float().mean((0, 2))
             if self.groups is None:
-                return LanguageScores(loss, losses_BD, accuracy_B, top5_B)
+                return LanguageScores(loss, losses_BD, accuracy_B, with_unk_B, top5_B)
             group_BN = self.groups[targets_DBS].transpose(0, 1).flatten(1)
             wrong_BN = (ranks_DBS != 0).float().transpose(0, 1).flatten(1)
             zeros_BG = wrong_BN.new_zeros(n_samples, len(GROUPS))
             shares_BG = zeros_BG.scatter_add(1, group_BN, torch.ones_like(wrong_BN)) / group_BN.shape[1]
             misses_BG = zeros_BG.scatter_add(1, group_BN, wrong_BN) / group_BN.shape[1]
-        return LanguageScores(loss, losses_BD, accuracy_B, top5_B, shares_BG, misses_BG)
+        return LanguageScores(loss, losses_BD, accuracy_B, with_unk_B, top5_B, shares_BG, misses_BG)
 
 
 def build_language_model(
@@ -139,7 +151,9 @@ def build_language_model(
         encoder, dataset = model(), train()
         outputs = _build_outputs(encoder, dataset, softmax, n_heads, tie_embedding, options)
         groups_V = _assign_groups(dataset, encoder.embedding.num_embeddings) if error_analysis else None
-        return LanguageModel(encoder, outputs, groups_V=groups_V, ranks_in_training=training_metrics)
+        words = getattr(getattr(dataset, "vocabulary", None), "words", ())
+        unknown = words.index(UNKNOWN) if UNKNOWN in words else None
+        return LanguageModel(encoder, outputs, groups_V=groups_V, unknown=unknown, ranks_in_training=training_metrics)
 
     return Workload(
         model=build,

@@ -20,7 +20,8 @@ half of the training text, ``rare`` those with at most ``RARE_COUNT`` occurrence
 RARE_COUNT = 10
 FREQUENT_SHARE = 0.5
 MAX_EXPONENT = 700.0  # exp of more is no float any more
-_SPECIAL = {"<unk>": "unknown", "<eos>": "line_end"}
+UNKNOWN = "<unk>"
+_SPECIAL = {UNKNOWN: "unknown", "<eos>": "line_end"}
 
 
 def assign_groups(words: Sequence[str], counts: Sequence[int]) -> list[int]:
@@ -47,8 +48,9 @@ class LanguageScores(NamedTuple):
 
     loss: Tensor  # mean of both directions, with gradients
     losses: Tensor  # (B, 2) mean loss of each sample by direction, without gradients
-    accuracy: Tensor | None = None  # (B,) share of right words; None where ranks were not asked for
-    top5: Tensor | None = None  # (B,)
+    accuracy: Tensor | None = None  # (B,) share of right words, ``<unk>`` never; None where ranks were not asked for
+    accuracy_with_unk: Tensor | None = None  # (B,) the same where predicting ``<unk>`` for a rare word counts as right
+    top5: Tensor | None = None  # (B,) ``<unk>`` never
     shares: Tensor | None = None  # (B, G) share of predictions that are of a group of words
     misses: Tensor | None = None  # (B, G) share of those that are wrong too
 
@@ -57,6 +59,7 @@ def build_metrics(error_analysis: bool) -> dict[str, Callable[[Any, Any], Tensor
     """Return metrics by name; each reads a field of ``LanguageScores``."""
     places: dict[str, tuple[str, Any]] = {  # name → field and index
         "accuracy": ("accuracy", ...),
+        "accuracy_with_unk": ("accuracy_with_unk", ...),
         "top5": ("top5", ...),
         "forward_loss": ("losses", (..., 0)),
         "backward_loss": ("losses", (..., 1)),

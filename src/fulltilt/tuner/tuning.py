@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.config import Config
-from fulltilt.errors import ResultUnwrittenError, StorageError, UsageError
+from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError, UsageError
 from fulltilt.hardware import read_machine
-from fulltilt.records.run_folder import RunFolder
+from fulltilt.records.run_folder import RunFolder, find_folders
 from fulltilt.tuner.answer.conclude import conclude
 from fulltilt.tuner.answer.result import RESULT_FILES, TuneResult, write_result
 from fulltilt.tuner.answer.verify import VERIFY_FOLDER
@@ -20,8 +20,8 @@ from fulltilt.tuner.question.options import LearningRateRule, build_options
 from fulltilt.tuner.question.question import CODE, DATA, Question
 from fulltilt.tuner.question.source import resolve_target
 from fulltilt.tuner.search.journal import JOURNAL_FILE
-from fulltilt.tuner.search.progress import OnEvent, PickMade
-from fulltilt.tuner.search.search import measure_roofs, open_search, run_proof, run_strategy
+from fulltilt.tuner.search.progress import OnEvent, PickMade, SearchNoted
+from fulltilt.tuner.search.search import check_workload, measure_roofs, open_search, run_proof, run_strategy
 from fulltilt.tuner.trials.trial import refuse_inside_trial
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def tune(
     device: str | None = None,
     memory_limit: str | int | None = None,
     exhaustive: bool = False,
+    named_only: bool = False,
     quick: bool = False,
     budget: str | float | None = None,
     free_batch: bool = False,
@@ -58,12 +59,17 @@ def tune(
         device: auto, cpu, cuda or cuda:N.
         memory_limit: Bytes, or text such as ``12GiB``; a trial of which a process needs more is out of memory.
         exhaustive: Run the whole grid, instead of probing parts and running whole what may be the best.
+        named_only: Vary nothing but batch sizes and worker counts that are named, AMP and pinning where the
+            configuration asks, and ``benchmark.levers``. Where ``batch_sizes`` or ``num_workers`` name them, all their
+            combinations run.
         quick: The same search with few and short trials, 90 s unless ``budget`` says otherwise.
         budget: Seconds, or text such as ``6m``, for this call: what would end later is not begun, or ended. Rows that
-            are in the folder already cost none of it.
+            are in the folder already cost none of it. By default 3 minutes, more where single runs are long; none
+            where all named values are run (``exhaustive``, ``named_only``).
         free_batch: Let the effective batch change.
         lr_rule: How the learning rate follows an effective batch that changed: sqrt, linear or none.
-        out: The run folder; ``runs/tune/<name>`` by default. The same search resumes there.
+        out: The run folder. By default ``runs/tune/<name>``, or ``<name>-2`` and so on where that holds another search;
+            the same search resumes in its own.
         settings: Dotted keys that win over the configuration.
         on_event: Gets progress records as the search goes.
         deadline: Wall time of one trial, in seconds or text such as ``10m``; 120 s, 60 s when quick, and 60 s more over
@@ -71,7 +77,7 @@ def tune(
 
     Raises:
         UsageError: wrong arguments, or called inside a trial. NoPlanError: no plan can run, or none did in the budget.
-        RunFolderError: the folder is in use, or holds another search. StorageError: no space left; rows are kept.
+        RunFolderError: the folder is in use, or ``out`` holds another search. StorageError: no space; rows are kept.
         ResultUnwrittenError: no space left at the very end; it carries the result.
         KeyboardInterrupt: after the running trial was ended; the rows measured so far are in the folder.
     """
@@ -83,18 +89,39 @@ def tune(
     aim = resolve_target(target, {**(settings or {}), **named})
     options = build_options(
         aim.config, batch_sizes=batch_sizes, num_workers=num_workers, steps=steps, device=device,
-        memory_limit=memory_limit, exhaustive=exhaustive, quick=quick, budget=budget, free_batch=free_batch,
-        lr_rule=lr_rule, deadline=deadline,
+        memory_limit=memory_limit, exhaustive=exhaustive, named_only=named_only, quick=quick, budget=budget,
+        free_batch=free_batch, lr_rule=lr_rule, deadline=deadline,
     )  # fmt: skip
-    path = Path(out) if out is not None else Path("runs") / "tune" / aim.name
     question = Question(aim, options, read_machine())
-    parts, results = question.list_fingerprint_parts(), [JOURNAL_FILE, VERIFY_FOLDER, *RESULT_FILES]
-    with RunFolder(path, fingerprint_parts=parts, command="tune", results=results, aging=(CODE, DATA)) as folder:
+    with _open_folder(question, None if out is None else Path(out), tell) as folder:
         with open_search(question, folder, tell, start_s) as search:
             run_strategy(search)
             proof = run_proof(search.session, search.space)
             roofs = measure_roofs(search)
         return _answer(conclude(search, proof, *roofs), folder.path, tell)
+
+
+def _open_folder(question: Question, out: Path | None, tell: OnEvent) -> RunFolder:
+    """Open the folder that was named, else that of this very search, else one where it can begin.
+
+    Raises:
+        RunFolderError: it is in use, or the one that was named holds another search.
+        FulltiltError: that, and the workload cannot be built: another folder would not help.
+    """
+    results = [JOURNAL_FILE, VERIFY_FOLDER, *RESULT_FILES]
+    parts = question.list_fingerprint_parts()
+    claim: dict[str, Any] = {"fingerprint_parts": parts, "command": "tune", "results": results, "aging": (CODE, DATA)}
+    if out is not None:
+        try:
+            return RunFolder(out, **claim)
+        except RunFolderError:
+            check_workload(question)
+            raise
+    found = find_folders(Path("runs") / "tune" / question.aim.name, **claim)
+    path = found.own or found.free
+    if said := found.explain(path):
+        tell(SearchNoted(message=said))
+    return RunFolder(path, **claim)
 
 
 def _answer(result: TuneResult, folder: Path, tell: OnEvent) -> TuneResult:

@@ -26,7 +26,7 @@ from fulltilt.tuner.search import strategies as search
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.session import Session
 
-N_REPEATS = 3
+N_REPEATS, N_GROUPS = 3, 4
 
 
 def build_small_space(machine):
@@ -40,7 +40,7 @@ def recorded():
     """A transformer on a card that batch 8,192 does not fit, nor 64 in fp32."""
     machine = SimulatedMachine(8)
     space = build_small_space(machine)
-    rows = run_recording(Session(machine, Journal()), space, n_repeats=N_REPEATS)
+    rows = run_recording(Session(machine, Journal()), space, n_repeats=N_REPEATS, n_groups=N_GROUPS)
     return GridRecording(
         version=VERSION, name="simulated", device="cuda", command="…", date="2026-01-31", workload={"name": "vit"},
         machine=read_machine(), versions={}, axes=dict(space.axes), base=space.base, user_plan=space.user_plan,
@@ -115,35 +115,45 @@ def test_answers_are_the_recorded_rows_in_an_order_of_the_seed(recorded):
 
 
 def test_plans_that_take_turns_are_answered_from_their_recorded_runs(recorded):
-    machine, plan = RecordedMachine(recorded), recorded.user_plan
-    rates = {row.samples_per_s for row in recorded.rows if row.plan == plan and row.kind == WHOLE_RUN}
-    groups = [machine.run_group({"t1": plan, "t2": plan}, why="w") for _ in range(40)]
-    assert {row.samples_per_s for rows in groups for row in rows} == rates
+    """As a share of what the user's own plan did in the same group."""
+    machine, own = RecordedMachine(recorded), recorded.user_plan
+    plan = next(p for p in machine.find_rates() if p != own)
+    found = [row for row in recorded.rows if row.kind == IN_TURNS]
+    shares = {row.samples_per_s / find_own(found, row.group, own) for row in found if row.plan == plan}
+    assert len(shares) == N_GROUPS
+    groups = [machine.run_group({"t1": own, "t2": plan}, why="w") for _ in range(60)]
+    assert {round(b.samples_per_s / a.samples_per_s, 9) for a, b in groups} == {round(share, 9) for share in shares}
     assert {(row.kind, row.status) for rows in groups for row in rows} == {(IN_TURNS, "ok")}
-    assert any(a.samples_per_s != b.samples_per_s for a, b in groups)
+    assert machine.find_rates()[plan] / machine.find_rates()[own] == pytest.approx(statistics.median(shares))
     too_large = next(row.plan for row in recorded.rows if row.status == "out_of_memory" and row.kind == WHOLE_RUN)
     (failed,) = machine.run_group({"t1": plan, "t2": too_large}, why="w")
     assert (failed.id, failed.status, failed.kind) == ("t2", "out_of_memory", IN_TURNS)
 
 
-def test_older_recordings_call_the_runs_of_later_rounds_otherwise(recorded):
-    old = dataclasses.replace(
-        recorded,
-        rows=tuple(
-            dataclasses.replace(row, kind="repeat") if row.why.startswith("round") else row for row in recorded.rows
-        ),
+def find_own(rows, group, own):
+    return next(row.samples_per_s for row in rows if row.group == group and row.plan == own)
+
+
+def test_recordings_without_turns_have_the_median_of_whole_runs_as_their_truth(recorded):
+    rows = tuple(
+        dataclasses.replace(row, kind="repeat") if row.why.startswith("round") else row
+        for row in recorded.rows
+        if row.kind != IN_TURNS
     )
-    assert RecordedMachine(old).find_rates() == RecordedMachine(recorded).find_rates()
+    machine, own = RecordedMachine(dataclasses.replace(recorded, rows=rows)), recorded.user_plan
+    rates = [row.samples_per_s for row in rows if row.plan == own and row.kind not in PROBES]
+    assert len(rates) == N_REPEATS
+    assert machine.find_rates()[own] == statistics.median(rates)
 
 
 def test_a_recording_that_was_stopped_goes_on_from_its_rows(recorded):
     machine = SimulatedMachine(8)
     journal = Journal()
-    run_recording(Session(machine, journal), build_small_space(machine), n_repeats=1)
+    run_recording(Session(machine, journal), build_small_space(machine), n_repeats=1, n_groups=0)
     n_first = len(journal.trials)
     for row in journal.trials:
         journal._recorded[row.plan, row.kind].append(row)
-    rows = run_recording(Session(machine, journal), build_small_space(machine), n_repeats=N_REPEATS)
+    rows = run_recording(Session(machine, journal), build_small_space(machine), n_repeats=N_REPEATS, n_groups=N_GROUPS)
     assert len(rows) == len(recorded.rows)
     assert [row.id for row in rows[:n_first]] == [row.id for row in recorded.rows[:n_first]]
 
@@ -167,8 +177,7 @@ def test_a_part_answers_for_every_plan_that_shares_it(recorded):
 
 def test_truths_are_medians_and_a_search_is_scored_against_them(recorded):
     truths = find_recorded_truths(recorded, seed=0)
-    rates = [row.samples_per_s for row in recorded.rows if row.plan == truths.best and row.kind == WHOLE_RUN]
-    assert truths.samples_per_s[truths.best] == statistics.median(rates)
+    assert truths.samples_per_s == RecordedMachine(recorded).find_rates()
     score = run_search(truths, "coordinate_descent_2")
     assert score.recommended in truths.samples_per_s
     assert score.regret_pct < 100

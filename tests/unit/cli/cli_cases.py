@@ -10,7 +10,7 @@ from fulltilt.tuner import SearchStarted, TrialDone
 
 STARTED = SearchStarted(
     strategy="model_first", grid_size=336, n_planned=30, n_resumed=0, device="cpu", folder="runs/tune/a",
-    memory_room_gib=8.0,
+    memory_room_gib=8.0, budget_s=180.0, is_budget_default=True,
 )  # fmt: skip
 
 

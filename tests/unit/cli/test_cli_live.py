@@ -140,7 +140,7 @@ def test_the_table_is_gone_at_the_end_unless_an_error_ends_it_and_the_cursor_is_
         search()
     said = console.file.getvalue()
     assert said.rindex(SHOW_CURSOR) > said.rindex(HIDE_CURSOR)
-    assert "model_first search on cpu: grid of 336; runs/tune/a" in said
+    assert "model_first search on cpu: grid of 336, at most 3 min" in said
     assert "\x1b[2K" in said  # lines of it were erased
     after_frame = said[said.rindex("of at most 12") :]
     assert ("\x1b[1A" in after_frame) is (end is None)  # the cursor went back up over it
@@ -223,7 +223,7 @@ def test_where_no_cursor_moves_there_are_lines(name, terminal, options, monkeypa
 def test_rows_found_in_the_folder_are_counted_and_not_shown_again():
     started = dataclasses.replace(STARTED, n_resumed=2)
     said = show(started, SearchNoted(message="a note"), done(make_trial(), is_resumed=True))
-    assert "grid of 336; runs/tune/a, 2 rows found there" in said
+    assert "; runs/tune/a, 2 rows found there" in said
     assert "a note" in said
     assert "1,234" not in said
 
@@ -245,3 +245,11 @@ def test_the_mark_of_a_busy_machine_is_explained_once_however_many_lines_have_it
         said = show(done(make_trial(kind=kind)), done(busy), done(busy))
         assert (said.count(marked), said.count(explained)) == (2, 1)
         assert "*" not in show(done(make_trial(kind=kind)))
+
+
+def test_a_search_says_at_its_start_how_long_it_takes_at_most():
+    assert "grid of 336, at most 3 min 00 s (longer where single runs are long; --budget sets it); " in show(STARTED)
+    asked = dataclasses.replace(STARTED, budget_s=360.0, is_budget_default=False)
+    assert "grid of 336, at most 6 min 00 s; " in show(asked)
+    whole = dataclasses.replace(STARTED, budget_s=None, is_budget_default=False)
+    assert "grid of 336, all of which runs (--budget 10m would end it earlier); " in show(whole)

@@ -1,4 +1,5 @@
 import dataclasses
+import io
 import json
 import re
 import shutil
@@ -103,6 +104,29 @@ def test_the_catalogue_and_the_schema_know_every_lever(capsys):
     assert run_words("schema") == 0
     text = json.dumps(json.loads(capsys.readouterr().out))
     assert all(f'"{name}"' in text for name in load_catalogue())
+
+
+@pytest.mark.parametrize("words", [("levers",), ("machine", "--no-roofs"), ("check", "a.yaml")])
+def test_signs_that_an_encoding_lacks_are_written_as_others(words, monkeypatch):
+    """``×`` ended a command with UnicodeEncodeError."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert run_words(*words) in (0, 3)
+    print("8 × 2 ± 1 … é", file=out, flush=True)
+    assert out.buffer.getvalue().decode("ascii").endswith("8 x 2 +- 1 ... ?\n")
+
+
+@pytest.mark.parametrize("locale", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_a_plain_locale_gets_the_table_in_its_own_signs_and_json_in_utf_8(locale, monkeypatch):
+    for name, value in {**locale, "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    ended = run_python("-m", "fulltilt", "levers", "--json", "-")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    docs = " ".join(lever["doc"] for lever in json.loads(ended.stdout)["levers"])
+    assert "batch_size × accumulate" in docs
+    ended = run_python("-m", "fulltilt", "levers")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.isascii()
 
 
 @pytest.mark.parametrize("command", ["schema", "levers"])

@@ -2,6 +2,9 @@
 
 import json
 import re
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,22 @@ def train(tmp_path):
 
     def run(*words):
         return run_command(["train", "configs/digits.yaml", "run.device=cpu", "--out", str(tmp_path / "run"), *words])
+
+    return run
+
+
+@pytest.fixture
+def train_here(tmp_path, monkeypatch, capsys):
+    """Train the digits for one epoch where no folder is named; what was said."""
+    pytest.importorskip("sklearn")
+    config = Path("configs/digits.yaml").resolve()
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, expect=0):
+        code = run_command(["train", str(config), "run.epochs=1", "run.device=cpu", *words])
+        said = capsys.readouterr()
+        assert code == expect, said.err
+        return said.out + said.err
 
     return run
 
@@ -47,6 +66,19 @@ def test_operators_of_steps_are_told_and_training_starts_in_the_folder_of_its_pr
     assert said.lower().count("finished") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [([], "results/metrics"), (["--out", "a"], "a/metrics"), (["--epochs", "1", "--out=b"], "b/metrics")],
+)
+def test_the_metrics_of_guide_004_follow_out(monkeypatch, words, folder):
+    """a second run with another --out was refused: results/metrics held those of the first"""
+    given = []
+    monkeypatch.setattr("fulltilt.cli.main", given.extend)
+    monkeypatch.setattr(sys, "argv", ["train_bilm.py", *words])
+    runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "train_bilm.py"))
+    assert given == ["train", "--metrics", folder, *words]
+
+
 def test_of_several_devices_the_first_takes_whole_batches_and_that_is_said(train, capsys):
     assert train("run.n_ranks=2", "--profile-steps", "1") == 0
     assert "training would divide them over 2" in capsys.readouterr().out
@@ -66,6 +98,67 @@ def test_what_cannot_be_is_said_before_anything_starts(train, tmp_path, capsys, 
     assert not (tmp_path / "run").exists()
 
 
+OWN_CODE = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+import fulltilt
+
+class Points(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, index): return torch.ones(3), index % 2
+
+class Bad(Points):
+    def __getitem__(self, index):
+        if index == 37: raise ValueError("no such pixel")
+        return super().__getitem__(index)
+
+class Loss(nn.CrossEntropyLoss):
+    n_seen = 0
+    def forward(self, outputs, targets):
+        self.n_seen += 1
+        return super().forward(outputs, targets) / (0 if self.n_seen == 2 else 1)
+
+def build(dataset, loss): return fulltilt.Workload(model=lambda: nn.Linear(3, 2), dataset=dataset, loss=loss)
+bad, diverging = build(Bad, nn.CrossEntropyLoss()), build(Points, Loss())
+"""
+
+
+@pytest.fixture
+def train_own(tmp_path, monkeypatch):
+    (tmp_path / "train_own_code.py").write_text(OWN_CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "train_own_code", raising=False)
+    return lambda name, *words: run_command(["train", f"train_own_code:{name}", "--device", "cpu", *words])
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_a_data_set_that_raises_is_one_line_and_nothing_else(train_own, capsys, n_workers):
+    assert train_own("bad", f"data.num_workers={n_workers}") == 2
+    said = capsys.readouterr()
+    assert re.fullmatch(
+        r"fulltilt train: sample 37 of Bad cannot be read: ValueError: no such pixel \(\S+/train_own_code\.py:13\); "
+        r"data\.on_bad_sample=skip\(limit=100\) leaves such samples out "
+        r"\(log: runs/train/train_own_code_bad/traceback\.log\)\n",
+        said.err,
+    )
+    assert "no such pixel" not in said.out
+
+
+def test_a_loss_that_is_not_finite_is_told_once_and_with_its_step(train_own, capsys):
+    """It was told after the interval in which it was read, and twice."""
+    assert train_own("diverging", "data.batch_size=4") == 1
+    said = capsys.readouterr()
+    assert re.search("^failed after 2 steps, .* s$", said.out, re.MULTILINE)
+    assert (said.out.count("the loss is"), said.err.count("the loss is nan in step 2 ")) == (0, 1)
+
+
+def test_a_path_that_a_workload_does_not_take_is_refused(train_own, capsys):
+    assert train_own("bad", "--data-path", ".") == 2
+    assert "train_own_code:bad takes no path; make it a function that does" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_flag_adds_to_what_the_configuration_names(train, tmp_path, capsys):
     pytest.importorskip("tensorboard")
@@ -77,3 +170,25 @@ def test_the_flag_adds_to_what_the_configuration_names(train, tmp_path, capsys):
     told = re.search(r"accuracy ([\d.]+)", capsys.readouterr().out).group(1)
     html = (tmp_path / "run" / "report.html").read_text()
     assert f"<td>{told}</td>" in html, "the page and the last line say the same"
+
+
+def test_a_run_that_is_over_or_another_one_begins_in_a_folder_of_its_own(train_here, capsys):
+    assert "files: runs/train/digits\n" in train_here()
+    said = train_here()
+    assert "runs/train/digits holds this run already: this one is in runs/train/digits-2\n" in said
+    assert "files: runs/train/digits-2\n" in said
+    said = train_here("lr=0.01")
+    assert re.search(r"digits holds another run \(changed: optim.lr .* → 0.01\): this one is in .*/digits-3\n", said)
+    said = train_here("--epochs", "2", "--resume")
+    assert "files: runs/train/digits-2\n" in said, "the newest that matches"
+    assert "46 steps" in said
+    (Path("runs/train/digits-3") / "events.jsonl").unlink()
+    assert "go on with --resume" in train_here("lr=0.01", expect=2), "it may have been interrupted"
+    assert "holds the results of another run (changed: optim.lr" in train_here("lr=0.1", "--resume", expect=2)
+
+
+def test_data_that_are_not_there_are_told_before_a_full_folder(train, capsys):
+    assert train("--epochs", "1", "--quiet") == 0
+    assert train("data.dataset=image_folder", "--data-path", "nowhere", "model=small_cnn") != 0
+    said = capsys.readouterr().err
+    assert ("nowhere" in said, "holds the results" in said) == (True, False)

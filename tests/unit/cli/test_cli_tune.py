@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from tests.unit.cli.cli_cases import STARTED
 from tests.unit.report.report_documents import BUSY, OWN, build_document, build_pick, compare
 
 from fulltilt.cli import build_parser, run_command, tune
@@ -287,3 +288,29 @@ def test_a_workload_without_a_file_is_told_how_to_train_with_what_was_found(sear
     assert run_command(["tune", "my_module:workload", "--device", "cpu"]) == 0
     wanted = "fulltilt train my_module:workload --device cpu data.num_workers=2 speed.fused_optimizer=true"
     assert wanted in read_words(capsys)
+
+
+def test_the_help_names_the_default_budget(search, capsys):
+    with pytest.raises(SystemExit):
+        search("--help")
+    assert "(default 3m, or 15 more runs as long as the first where that is more; 90s with --quick" in read_words(
+        capsys
+    )
+
+
+def test_a_search_of_what_was_named_says_last_what_the_whole_one_would_add(search, monkeypatch, capsys):
+    left_out = ("threads", "compile", "channels_last", "fused_optimizer")
+    started = dataclasses.replace(STARTED, levers_left_out=left_out, full_grid_size=2017)
+
+    def search_nothing(config, *, on_event, named_only, **options):
+        on_event(started if named_only else STARTED)
+        return FakeResult()
+
+    monkeypatch.setattr("fulltilt.tuner.tune", search_nothing)
+    assert search("--named-only") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "fulltilt tune with the same flags would try 4 more switches (threads, compile, channels_last, …): it goes on "
+        "from these rows, and chooses what it runs of a grid of 2,017, in at most 3 min 00 s where runs are short"
+    )
+    assert search() == 0
+    assert "with the same flags" not in capsys.readouterr().out

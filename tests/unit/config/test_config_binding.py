@@ -122,6 +122,7 @@ def user_code(tmp_path, monkeypatch):
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "user_code_of_config_test.py").write_text(
+        "import math\nfrom pathlib import Path\nfrom shutil import copy\n"
         "class Callable:\n    def __call__(self):\n        raise AssertionError('called')\n"
         "class Space:\n    def build(width: int = 1):\n        return width\n"
         "ready = Callable()\n"
@@ -149,7 +150,7 @@ def test_an_object_of_the_users_is_the_component_itself(user_code):
     ("path", "said"),
     [
         ("user_code_not_there:build", "no module 'user_code_not_there' in"),
-        ("user_code_of_config_test:bild", "did you mean build"),
+        ("user_code_of_config_test:bild", "did you mean build? valid: Callable, Space, build, ready"),  # no imports
         ("user_code_of_config_test:Space.nothing", "Space has no 'nothing'"),
         ("user_code_that_needs_more:build", "No module named 'a_module_that_is_not_there'; install"),
         ("user_code_that_is_broken:f", "importing user_code_that_is_broken failed"),

@@ -151,6 +151,13 @@ def test_limit_keeps_images_from_everywhere(tmp_path):
         cifar10("train", path=str(root), limit=21)
 
 
+def test_a_limit_above_one_split_names_it_and_the_way_out(tmp_path):
+    write_pickles(tmp_path / "images")
+    assert len(cifar10("train", path=str(tmp_path / "images"), limit=15)) == 15
+    with pytest.raises(DataError, match=r"limit 15 is not between 1 and the 4 images of split val; .*val_dataset="):
+        cifar10("val", path=str(tmp_path / "images"), limit=15)
+
+
 def test_normalize_knows_the_channels_and_relative_paths_start_at_base_dir(tmp_path):
     write_binary(tmp_path / "data" / "x")
     plain, scaled = (cifar10(base_dir=str(tmp_path), transform=transform) for transform in (None, "normalize"))

@@ -249,6 +249,7 @@ def test_gray_images_pass_every_colour_step():
         ("random_crop(4, padding=-1)", "padding=-1"),
         ("random_crop(4, padding=1, mode=wrap)", "zeros or reflect"),
         ("random_resized_crop(8, scale=[0.5, 0.2])", "must rise"),
+        ("resize(size=(8, 9), width=9)", r"size \(8, 9\) has a width already"),
         ("color_jitter(brightness=2)", "brightness=2"),
         ("gaussian_blur(4)", "kernel_size 4 must be odd"),
         ("gaussian_blur(sigma=[2, 1])", "must rise"),
@@ -311,6 +312,13 @@ def test_center_crop_takes_the_middle_and_random_crop_may_mirror_the_border():
     assert steps.CenterCrop(2)(image, None).flatten().tolist() == [14, 15, 20, 21]
     mirrored = steps.RandomCrop(10, padding=2, mode="reflect")(image, make_generator())
     assert np.array_equal(mirrored[0, 0].numpy(), np.pad(image[0, 0].numpy(), 2, mode="reflect"))
+
+
+def test_a_size_may_be_height_and_width_as_other_libraries_write_it():
+    images = make_images()
+    for text in ("resize(size=(12, 7))", "resize([12, 7])", "center_crop((12, 7))", "random_resized_crop((12, 7))"):
+        assert build_pipeline(text)(images, make_generator()).shape[-2:] == (12, 7), text
+    assert torch.equal(build_pipeline("resize((12, 7))")(images), build_pipeline("resize(12, width=7)")(images))
 
 
 def test_resize_is_close_to_pillow():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fulltilt.engine.ranks.process import IS_WAITING, find_link
 from fulltilt.errors import ConfigError
-from fulltilt.records import CheckpointStarted, RunEnded, RunStarted, StepsDone
+from fulltilt.records import CheckpointStarted, Noted, RunEnded, RunStarted, StepsDone
 
 STARTED = {"name": "body", "out_dir": "", "device": "cpu", "plan": {}, "n_parameters": 1, "n_samples": 8}
 STEP = {"epoch": 0, "step_in_epoch": 1, "n_steps": 1, "n_samples": 4, "seconds": 0.1, "lr": 0.1, "samples_per_s": 40.0}
@@ -116,8 +116,10 @@ def run_out(has_room, notes):
 
 
 def count_attempts(folder, resume=False):
-    """Rank 1 dies in the first two attempts; rank 0 tells how the third was started."""
+    """Rank 1 dies in the first two attempts; rank 0 says the same each time, and tells how the third was started."""
     attempts = Path(folder) / "attempts"
+    if find_link().rank == 0:
+        find_link().send_event(Noted(message="at the start"))
     if find_link().rank == 1:
         with attempts.open("a") as stream:
             stream.write("x")

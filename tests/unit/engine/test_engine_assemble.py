@@ -35,6 +35,9 @@ class Points(TensorDataset):
 def build_net(width=4, n_classes=7):
     return nn.Sequential(nn.Linear(5, width), nn.Linear(width, n_classes))
 
+def build_broken():
+    raise ValueError("not mine to explain")
+
 def own_loss(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets) * 2
 
@@ -133,6 +136,16 @@ def test_a_workload_of_the_users_own_gets_an_optimizer_and_keeps_the_one_that_it
         ({"task": "no_such_module_anywhere:workload"}, "task", "no module"),
         ({"task": "assemble_user_code:workloat"}, "task", "did you mean workload"),
         ({"task": "assemble_user_code:nothing"}, "task", "is of type int, expected a fulltilt.Workload"),
+        (
+            {"task": "assemble_user_code:workload", "data": {"path": "here"}},
+            "data.path",
+            r"'here' would not be read: assemble_user_code:workload takes no path; .*, def workload\(path\): return",
+        ),
+        (
+            DIGITS | {"data": {"dataset": "assemble_user_code:Points(n=9)", "path": "here"}},
+            "data.path",
+            r"'here' would not be read: assemble_user_code:Points\(n=9\) takes no path; leave it out",
+        ),
     ],
 )
 def test_mistakes_are_named_with_their_key(values, key, words, user_code):
@@ -141,6 +154,7 @@ def test_mistakes_are_named_with_their_key(values, key, words, user_code):
     assert caught.value.key == key
 
 
+REFUSED = "model", "model"
 OWN_POINTS = {"data": {"dataset": "assemble_user_code:Points", "transform": {"train": "normalize"}}}
 
 
@@ -149,7 +163,9 @@ OWN_POINTS = {"data": {"dataset": "assemble_user_code:Points", "transform": {"tr
     [
         ({"model": "small_cnn(wdth=3)"}, "model", "model", "width"),
         ({"data": {"dataset": "digits(pth=x)"}}, "dataset", "data.dataset", "path"),
-        (OWN_POINTS, "dataset", "data.transform", "takes no transform"),
+        (OWN_POINTS, "dataset", "data.transform.train", "takes no transform"),
+        ({"model": "bilm(vocab_size=9, hidden=8, projection=8)"}, *REFUSED, "proj_size has to be smaller"),
+        ({"model": "torch.nn:LSTM(input_size=1, hidden_size=8, proj_size=8)"}, *REFUSED, "proj_size has to be smaller"),
         *(
             ({"optim": {"optimizer": f"sgd(momentum={value})"}}, "optimizer", "optim.optimizer", words)
             for value, words in (
@@ -159,12 +175,31 @@ OWN_POINTS = {"data": {"dataset": "assemble_user_code:Points", "transform": {"tr
         ),
     ],
 )
-def test_mistakes_in_arguments_are_named_when_the_part_is_built(changes, field, key, words, user_code):
-    workload = build_workload(configure(DIGITS | changes, user_code))
-    given = [[nn.Parameter(torch.zeros(1))]] if field == "optimizer" else []
+def test_mistakes_in_arguments_are_named_before_or_when_the_part_is_built(changes, field, key, words, user_code):
     with pytest.raises(ConfigError, match=words) as caught:
-        getattr(workload, field)(*given)
+        getattr(build_workload(configure(DIGITS | changes, user_code)), field)()
     assert caught.value.key == key
+
+
+def test_a_mistake_inside_the_users_own_model_keeps_its_trace(user_code):
+    workload = build_workload(configure(DIGITS | {"model": "assemble_user_code:build_broken"}, user_code))
+    with pytest.raises(ValueError, match="not mine to explain"):
+        workload.model()
+
+
+def test_all_mistakes_of_a_file_are_told_at_once_with_their_lines(tmp_path):
+    lines = [
+        *("model: small_cnn(wdth=3)", "loss: cross_entrpy", "data:", "  dataset: digits", "  transform: normalise"),
+        *("optim:", "  optimizer: sgd(momentum=-1)", "  schedule: cosinus"),
+    ]
+    file = tmp_path / "mine.yaml"
+    file.write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"^5 problems:") as caught:
+        build_workload(load_config(file))
+    assert re.findall(rf"  {re.escape(str(file))}:(\d+): ([\w.]+): ", str(caught.value)) == [
+        *(("1", "model"), ("2", "loss"), ("5", "data.transform.train"), ("7", "optim.optimizer")),
+        ("8", "optim.schedule"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +235,7 @@ def test_optimizers_have_torchs_defaults(name):
 def test_a_run_is_named_after_its_configuration():
     assert configure(DIGITS | {"run": {"name": "first"}}).run_name == "first"
     assert configure(DIGITS).run_name == "classification"
+    assert config_for_object("my_module:workload").run_name == "my_module_workload"
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,11 @@ def load(folder):
 
 @pytest.mark.parametrize("changes", [{}, {"data__num_workers": 1}, {"data__batch_size": 8, "speed__accumulate": 2}])
 def test_the_batch_of_the_first_bad_step_is_stored_and_the_sample_named(tmp_path, changes):
-    config = build_config(run__log_every_n_steps=4, **changes)
+    config, recorder = build_config(run__log_every_n_steps=4, **changes), Recorder()
     with pytest.raises(NonFiniteLossError, match="holds NaN or infinity in sample 37 of the training set") as caught:
-        run_train(tmp_path, config, workload=build_workload(dataset=Poisoned, prepare=None))
+        run_train(tmp_path, config, recorder, workload=build_workload(dataset=Poisoned, prepare=None))
     stored = load(tmp_path)
+    assert recorder.of(RunEnded)[0].step == stored["step"], "it ended some steps later, when the loss was read"
     assert f"the batch of step {stored['step']} is in {tmp_path / 'nan_batch.pt'}" in str(caught.value)
     assert 37 in stored["indices"]
     inputs, targets = (torch.cat(parts) for parts in zip(*stored["batches"], strict=True))
@@ -44,6 +45,28 @@ def test_the_batch_of_the_first_bad_step_is_stored_and_the_sample_named(tmp_path
     torch.testing.assert_close(inputs, Poisoned().inputs[stored["indices"]], equal_nan=True)
     assert torch.equal(targets, Points().targets[stored["indices"]])
     assert stored["first_sample"] == (stored["step"] - 1) * 16
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_an_error_of_the_data_set_is_one_message_and_its_traceback_lies_beside_the_run(tmp_path, n_workers):
+    """It was 127 lines of tracebacks where a data worker met it."""
+
+    class Bad(Points):
+        def __getitem__(self, index):
+            if index == 37:
+                raise ValueError("no such pixel")
+            return super().__getitem__(index)
+
+    config, recorder = build_config(data__num_workers=n_workers), Recorder()
+    with pytest.raises(DataError) as caught:
+        run_train(tmp_path, config, recorder, workload=build_workload(dataset=Bad))
+    log, line = tmp_path / "traceback.log", Bad.__getitem__.__code__.co_firstlineno + 2
+    assert str(caught.value) == (
+        f"sample 37 of Bad cannot be read: ValueError: no such pixel ({__file__}:{line}); "
+        f"data.on_bad_sample=skip(limit=100) leaves such samples out (log: {log})"
+    )
+    assert recorder.of(RunEnded)[0].reason == f"failed: DataError: {caught.value}"
+    assert 'raise ValueError("no such pixel")' in log.read_text()
 
 
 def test_a_sample_of_a_stream_is_named_by_its_place_in_the_batch(tmp_path):

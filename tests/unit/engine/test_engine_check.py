@@ -13,6 +13,7 @@ from training_cases import fail
 
 from fulltilt import Workload
 from fulltilt.config import config_from_values
+from fulltilt.engine.build import assemble
 from fulltilt.engine.check import checklist as checks
 from fulltilt.engine.check.checklist import describe_error, run_checks
 from fulltilt.hardware import NvmlDevice, NvmlProcess
@@ -24,16 +25,21 @@ def build_data():
     return TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
 
 
+def build_wide_data():
+    return TensorDataset(torch.randn(64, 5), torch.randint(2, (64,)))
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Check a workload with some parts of its own; return the items by their names."""
+    """Check a workload with some parts of its own; return the first item of each name."""
 
     def run(*, values=None, memory_limit_bytes=None, **parts):
         given = {"model": lambda: nn.Linear(4, 2), "dataset": build_data, "loss": nn.CrossEntropyLoss()} | parts
-        monkeypatch.setattr(checks, "build_workload", lambda config: Workload(**given))
+        monkeypatch.setattr(assemble, "build_workload", lambda config: Workload(**given))
         config = config_from_values({"data": {"batch_size": 8}} | (values or {}), base_dir=str(tmp_path))
         options = {"rank_devices": ["cpu"] * (config.run.n_ranks or 0), "memory_limit_bytes": memory_limit_bytes}
-        return {item.name: item for item in run_checks(config, device="cpu", out_dir=tmp_path / "runs", **options)}
+        items = run_checks(config, device="cpu", out_dir=tmp_path / "runs", **options)
+        return {item.name: item for item in reversed(items)}
 
     return run
 
@@ -46,6 +52,17 @@ def test_what_works_has_no_problem_and_says_what_one_step_took(run):
     assert "GiB" in items["memory"].text
 
 
+def test_every_note_of_the_build_is_an_item_of_its_own(monkeypatch, tmp_path):
+    given = {"model": lambda: nn.Linear(4, 2), "dataset": build_data, "loss": nn.CrossEntropyLoss()}
+    workload = Workload(**given, explain=lambda batch_size, accumulate: ["a first note", "a second note"])
+    monkeypatch.setattr(checks, "build_workload", lambda config: workload)
+    config = config_from_values({"data": {"batch_size": 8}}, base_dir=str(tmp_path))
+    items = run_checks(config, device="cpu", out_dir=tmp_path)
+    built = [(item.verdict, item.text) for item in items if item.name == "build"]
+    assert built[0][0] == "ok"
+    assert built[1:] == [("note", "a first note"), ("note", "a second note")]
+
+
 N_WORKERS = (os.cpu_count() or 1) + 1
 
 
@@ -54,7 +71,9 @@ N_WORKERS = (os.cpu_count() or 1) + 1
     [
         ({"loss": fail(RuntimeError("mat1 and mat2"))}, "one step", "problem", "RuntimeError: mat1 and mat2"),
         ({"loss": lambda outputs, targets: outputs.sum() * float("nan")}, "one step", "problem", "loss nan"),
-        ({"validation": lambda: TensorDataset(torch.zeros(0, 4))}, "validation", "problem", "0 samples"),
+        ({"validation": lambda: TensorDataset(torch.zeros(0, 4))}, "build", "problem", "0 samples"),
+        ({"validation": build_wide_data}, "validation", "problem", "mat1 and mat2 shapes cannot be multiplied"),
+        ({"loss": fail(SystemExit(0))}, "one step", "problem", "called sys.exit(0)"),
         ({}, "validation", "note", "there is no validation set"),
         ({"values": {"run": {"checkpoint_every": None}}}, "checkpoints", "note", "off"),
         (
@@ -108,6 +127,7 @@ def test_over_ranks_the_step_is_that_of_one_ranks_part_and_none_is_started(run, 
     assert seen == [(os.getpid(), 4)]
     assert items["one step"].text.startswith("4 samples (rank 0's part, of 2 ranks) forward")
     assert "2 ranks; of a micro-batch of 7 they get 4, 3 samples" in items["ranks"].text
+    assert items["ranks"].verdict == "ok"
     assert "64 samples, 10 steps an epoch" in items["build"].text
     assert items["data workers"].text.startswith("2 data workers of 2 ranks")
     assert "of 20.00 GiB a rank, of 2 ranks (" in items["memory"].text

@@ -93,6 +93,13 @@ def test_a_damaged_newest_gives_way_to_the_one_before_and_does_not_take_its_plac
     assert load_checkpoint(folder).state["step"] == 1
 
 
+def test_a_checkpoint_with_code_in_it_is_called_hostile_and_torchs_advice_to_load_it_is_left_out(folder):
+    DAMAGES["a pickle that runs code"](folder / NEWEST)
+    said = load_checkpoint(folder, holds_lock=True).note
+    assert "loading it could run code; fulltilt writes no such file: do not trust it" in said
+    assert "weights_only" not in said
+
+
 @pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError("no room")])
 def test_want_of_memory_is_no_damage(folder, monkeypatch, error):
     """A good checkpoint was renamed to a damaged one, and the run went back to the one before."""

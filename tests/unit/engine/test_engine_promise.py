@@ -1,6 +1,7 @@
 """A run against the speed that was measured for its plan: when it speaks, and which reason it names."""
 
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -15,7 +16,6 @@ from tests.fake_nvml import FakeNvml, build_status
 from training_cases import Points, build_config, build_cpu_run, build_workload, run_train
 
 from fulltilt.config import config_from_values, plan_of
-from fulltilt.config.model import Promise
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.loop import promise as promise_module
 from fulltilt.engine.loop.promise import N_SLOW_WINDOWS, WINDOW_S, Look, MachineLook, PromiseWatch, find_reasons
@@ -24,15 +24,16 @@ from fulltilt.engine.step.data_waits import DataWaits
 from fulltilt.hardware import CpuTimes, NvmlDevice, NvmlProcess, ProcessCpu, read_machine, read_pressure
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import Noted, TrialRequest, WorkloadSource
+from fulltilt.records.promise import Promise, write_promise
 from fulltilt.tuner.answer.apply import MEASURED_ON
 from fulltilt.tuner.trials.kinds import run_facts
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-PROMISE = Promise(samples_per_s=[900.0, 1100.0], plan="p", machine="m", threads=4, data_wait_pct=5.0)
+PROMISE = Promise(samples_per_s=(900.0, 1100.0), plan="p", machine="m", threads=4, data_wait_pct=5.0)
 
 
 def build_watch(**changes):
-    return PromiseWatch(PROMISE.model_copy(update=changes), lambda: Look(time_s=0.0))
+    return PromiseWatch(dataclasses.replace(PROMISE, **changes), lambda: Look(time_s=0.0))
 
 
 def feed(watch, rates, seconds=WINDOW_S):
@@ -128,10 +129,10 @@ def test_time_in_next_is_counted_and_nothing_else():
     assert 0.03 <= clock.seconds < time.perf_counter() - began_s - 0.04
 
 
-def promise_for_this(**changes):
+def promise_for_this(folder, **changes):
     """A configuration with a promise that no machine can keep."""
     values = {"plan": compute_plan_digest(plan_of(build_config())), "machine": read_machine().hostname_hash, **changes}
-    return build_config(run__promise={"samples_per_s": [1e9, 2e9], **values})
+    return build_config(run__promise=str(write_promise(folder, Promise(samples_per_s=(1e9, 2e9), **values))))
 
 
 @pytest.mark.parametrize(
@@ -146,14 +147,29 @@ def promise_for_this(**changes):
     ],
 )
 def test_a_promise_of_something_else_is_not_held_against_the_run(tmp_path, changes, expected):
-    result, recorder = run_train(tmp_path, promise_for_this(**changes))
+    result, recorder = run_train(tmp_path / "run", promise_for_this(tmp_path, **changes))
     (said,) = [note for note in result.notes if "not held against this run" in note]
     assert expected in said
     assert recorder.list_notes("tune measured") == []
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "No such file or directory"), ("{", "Expecting property name"), ("{}", "samples_per_s")],
+)
+def test_a_promise_that_cannot_be_read_is_a_note(tmp_path, content, why):
+    file = tmp_path / "promise.json"
+    if content is not None:
+        file.write_text(content)
+    result, _ = run_train(tmp_path / "run", build_config(run__promise=str(file)))
+    (said,) = [note for note in result.notes if "run.promise" in note]
+    assert said.startswith(f"run.promise names {file}, which cannot be read (")
+    assert why in said
+    assert "this run is not held to the speed it was tuned for; fulltilt tune --apply writes a new one" in said
+
+
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_a_run_is_held_to_a_promise_that_was_made_of_the_same_things(is_busy):
+def test_a_run_is_held_to_a_promise_that_was_made_of_the_same_things(tmp_path, is_busy):
     """What the tuner's probe says of a workload is what a training run of it finds."""
     values = {"task": "training_cases:build_workload", "data": {"batch_size": 16}}
     config = config_from_values(values, base_dir=str(Path(__file__).parent))
@@ -163,9 +179,10 @@ def test_a_run_is_held_to_a_promise_that_was_made_of_the_same_things(is_busy):
     run_facts(TrialRequest(id="facts", source=source, plan=plan, device="cpu", n_steps=1), answers.append)
     measured = {key: answers[-1]["workload"][name] for key, name in MEASURED_ON.items()}
     assert measured["data"] == "Points, 90 samples"
-    promise = {"samples_per_s": [1, 2], "plan": compute_plan_digest(plan), "machine": read_machine().hostname_hash}
-    promise |= measured | ({"cpu_pressure_pct": 98.0} if is_busy else {})
-    promised = config_from_values({**values, "run": {"promise": promise}}, base_dir=config.base_dir)
+    made = {"plan": compute_plan_digest(plan), "machine": read_machine().hostname_hash, **measured}
+    promise = Promise(samples_per_s=(1.0, 2.0), **made, cpu_pressure_pct=98.0 if is_busy else None)
+    file = os.path.relpath(write_promise(tmp_path, promise), config.base_dir)
+    promised = config_from_values({**values, "run": {"promise": file}}, base_dir=config.base_dir)
     with build_run(promised, plan, device="cpu") as run:
         watch, note = promise_module.build_watch(run)
     assert type(watch) is PromiseWatch
@@ -219,7 +236,9 @@ def find_what_a_run_says(folder, dataset, **promised):
 
     workload = build_workload(dataset=dataset, validation=None)
     with pytest.raises(KeyboardInterrupt):
-        run_train(folder, promise_for_this(**promised), listeners=[stop], workload=workload, epochs=100_000)
+        run_train(
+            folder / "run", promise_for_this(folder, **promised), listeners=[stop], workload=workload, epochs=100_000
+        )
     return spoken[0]
 
 
@@ -250,8 +269,8 @@ def test_data_that_became_slow_and_another_number_of_threads_are_named(tmp_path,
 
 
 @pytest.mark.parametrize(("promised", "n_ranks"), [(1, 2), (2, 1)])
-def test_a_promise_is_held_against_as_many_processes_as_it_was_measured_with(promised, n_ranks):
-    with build_cpu_run(promise_for_this(n_ranks=promised)) as run:
+def test_a_promise_is_held_against_as_many_processes_as_it_was_measured_with(tmp_path, promised, n_ranks):
+    with build_cpu_run(promise_for_this(tmp_path, n_ranks=promised)) as run:
         run.world = World(n_ranks=n_ranks)
         watch, note = promise_module.build_watch(run)
         assert watch is None

@@ -1,5 +1,8 @@
 """Out of memory in a run: what it goes on with, that nothing is skipped, and that the losses are those of the plan."""
 
+import os
+import signal
+import threading
 import time
 
 import parallel_cases
@@ -12,7 +15,7 @@ from training_cases import CONSTANT, Points, PointStream, Recorder, build_config
 
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.loop import session
-from fulltilt.engine.loop.launch import plan_again
+from fulltilt.engine.loop.launch import plan_after_crash, plan_again
 from fulltilt.engine.loop.replan import MAX_REPLANS, RankReplanError
 from fulltilt.engine.loop.session import Restart
 from fulltilt.engine.loop.sizes import LastStep, Sizes, find_obstacle, plan_sizes
@@ -145,6 +148,35 @@ def test_an_evaluation_without_room_halves_its_own_batches_only(tmp_path):
     assert [e.step for e in recorder.of(Evaluated)] == [6, 12]
 
 
+class Reader:
+    """An assessment that has room for ``n_rows`` samples at a time."""
+
+    def __init__(self, n_rows):
+        self.n_rows, self.batch_size = n_rows, 256
+
+    def __call__(self, model, device):
+        if self.batch_size > self.n_rows:
+            raise NO_ROOM
+        return {"read_at_a_time": float(self.batch_size)}
+
+
+def test_an_assessment_without_room_reads_fewer_samples_at_a_time(tmp_path):
+    config = build_config(run__epochs=1)
+    result, recorder = run(tmp_path, config, parts={"assess": Reader(80), "validation": None, "metrics": {}})
+    assert list_sizes(recorder) == [(6, 0, 16, 1, 128), (6, 0, 16, 1, 64)]
+    assert result.metrics == {"read_at_a_time": 64.0}
+    assert any("in an evaluation" in note and "batches hold 64 samples from now on" in note for note in result.notes)
+
+
+def test_what_was_said_at_the_start_is_not_said_again_after_a_replan(tmp_path):
+    parts = {"explain": lambda batch_size, accumulate: ["as ever", f"{batch_size} at a time"]}
+    result, recorder = run(tmp_path, card=(8,), parts=parts)
+    assert len(recorder.of(RunStarted)) == 2
+    notes = recorder.list_notes()
+    assert [notes.count(note) for note in ("as ever", "16 at a time", "8 at a time")] == [1, 1, 1]
+    assert result.notes.count("as ever") == 1
+
+
 def test_at_a_micro_batch_of_one_the_run_ends_and_says_what_else_would_help(tmp_path):
     recorder = Recorder()
     with pytest.raises(DeviceMemoryError, match=r"batch_size 1 .* there is no smaller batch .* bf16") as caught:
@@ -273,6 +305,78 @@ def test_nothing_is_kept_where_no_replan_can_follow(tmp_path, monkeypatch):
     for name in ("stop", "replan"):
         run(tmp_path / name, build_config(run__on_out_of_memory=name), model=build_norm_model, max_steps=1)
     assert kept == [False, True]
+
+
+class Refused(Card):
+    """A layer that a library refuses, as oneDNN does without memory."""
+
+    def forward(self, x):
+        try:
+            return super().forward(x)
+        except torch.OutOfMemoryError:
+            raise RuntimeError("could not create a primitive") from None
+
+
+def list_starts(recorder):
+    return [(e.pid == os.getpid(), e.attempt, e.first_step, e.plan["batch_size"]) for e in recorder.of(RunStarted)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # two processes that load torch
+def test_a_process_that_a_library_refused_memory_is_left_for_a_fresh_one(tmp_path):
+    """oneDNN failed, or crashed, at the smaller batch too"""
+    config = build_config(run__log_every_n_steps=1)
+    _, whole = run(tmp_path / "whole", config)
+    options = {"model": lambda card: build_model(Refused(4, 5))}
+    result, recorder = run(tmp_path / "replanned", config, **options)
+    # Each process builds the layer anew, which lets five calls of its own pass.
+    assert list_starts(recorder) == [(True, 0, 0, 16), (False, 1, 5, 8), (False, 2, 7, 4)]
+    assert_same_losses(recorder, whole)
+    assert [e.reason for e in recorder.of(RunEnded)] == ["finished"]
+    assert len([note for note in result.notes if "(could not create a primitive)" in note]) == 2
+
+
+def test_a_workload_that_cannot_be_sent_goes_on_in_the_same_process(tmp_path):
+    lock = threading.Lock()
+
+    def loss(outputs, targets):
+        with lock:
+            return nn.functional.cross_entropy(outputs, targets)
+
+    result, recorder = run(tmp_path, model=lambda card: build_model(Refused(8, 5)), parts={"loss": loss})
+    assert list_starts(recorder) == [(True, 0, 0, 16), (True, 1, 5, 8)]
+    assert result.step == 12
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "changes", "sizes"),
+    [
+        (-signal.SIGSEGV, {}, (4, 4, 4)),
+        (-signal.SIGSEGV, {"sizes": Sizes(batch_size=8, accumulate=2, val_batch_size=31)}, (4, 4, 15)),
+        (-signal.SIGSEGV, {"sizes": Sizes(batch_size=1, accumulate=16, val_batch_size=None)}, None),
+        (-signal.SIGSEGV, {"n_replans": MAX_REPLANS}, None),
+        (-signal.SIGKILL, {}, None),
+        (1, {}, None),
+        (None, {}, None),
+    ],
+)
+def test_a_crash_of_the_process_that_went_on_is_answered_as_want_of_memory(exit_code, changes, sizes):
+    values = {"sizes": Sizes(batch_size=8, accumulate=2, val_batch_size=None), "n_replans": 1}
+    after = Restart(reason="out of memory", attempt=1, started_s=0.0, step=5, **(values | changes))
+    cause = Cause(rank=0, kind="died", text="rank 0 was killed by SIGSEGV", exit_code=exit_code)
+    recorder = Recorder()
+    again = plan_after_crash(cause, after, 7, Announcer([recorder]))
+    if sizes is None:
+        assert (again, recorder.events) == (None, [])
+        return
+    restart, (replanned,) = again["after"], recorder.of(Replanned)
+    assert (restart.n_replans, restart.attempt, restart.step) == (2, 2, 7)
+    for told in (restart.sizes, replanned):
+        assert (told.batch_size, told.accumulate, told.val_batch_size) == sizes
+    assert (
+        "the checkpoint of step 7 with batch_size 4 × accumulate 4, the effective batch stays 16"
+        in (recorder.list_notes()[0])
+    )
 
 
 CHANGES = {"run__checkpoint_every": "3 steps", "run__log_every_n_steps": 1, "data__batch_size": 16}

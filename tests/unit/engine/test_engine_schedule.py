@@ -83,6 +83,17 @@ def test_warm_up_has_three_units(warmup, expected):
     assert count_warmup_steps(warmup, total_steps=100, steps_per_epoch=10) == expected
 
 
+@pytest.mark.parametrize(("spec", "warmup"), [("cosine", "4 epochs"), ("cosine", 30), ("onecycle(warmup=20)", 0)])
+def test_a_warm_up_as_long_as_the_run_is_shortened_to_half_of_it_and_that_is_said(spec, warmup):
+    notes = []
+    schedule = build_schedule(spec, total_steps=20, steps_per_epoch=5, warmup=warmup, notes=notes)
+    factors = [schedule(step) for step in range(20)]
+    assert max(factors) == 1.0 == factors[10]
+    assert factors == [*sorted(factors[:10]), *sorted(factors[10:], reverse=True)]
+    (note,) = notes
+    assert "leaves nothing of a run of 20: it is shortened to 10, half of the run" in note
+
+
 @pytest.mark.parametrize(
     ("spec", "warmup", "says"),
     [
@@ -93,9 +104,7 @@ def test_warm_up_has_three_units(warmup, expected):
         ("step(size=1, milestones=[1])", 0, "milestones or size"),
         ("step(size=0)", 0, "above 0"),
         ("step(milestones=[-1])", 0, "above 0"),
-        ("constant", 20, "leaves nothing of a run of 20 steps"),
         ("constant", -1, "warmup -1"),
-        ("onecycle(warmup=20)", 0, "leaves nothing"),
         ("onecycle(start_div=0)", 0, "at least 1"),
     ],
 )

@@ -10,7 +10,7 @@ import training_cases
 
 from fulltilt.config import config_from_values
 from fulltilt.engine.measured.step_profile import profile_steps
-from fulltilt.errors import StorageError, UsageError
+from fulltilt.errors import DataError, StorageError, UsageError
 
 HERE = Path(__file__).parent
 
@@ -48,7 +48,7 @@ def test_what_cannot_be_profiled_is_told(tmp_path):
 def test_a_file_that_the_data_misses_is_told_as_it_is(tmp_path, monkeypatch):
     """It read as "the profile cannot be written to …": what steps raise was caught with what writing raises."""
     monkeypatch.setattr(training_cases.Points, "__getitem__", lambda self, index: (tmp_path / "gone").read_bytes())
-    with pytest.raises(FileNotFoundError, match="gone"):
+    with pytest.raises(DataError, match=r"of Points cannot be read: FileNotFoundError: .*gone"):
         profile(tmp_path / "out")
 
 

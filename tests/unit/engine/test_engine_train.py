@@ -157,6 +157,24 @@ def test_more_epochs_with_other_levers_of_speed_go_on_from_the_checkpoint_and_so
 
 
 @pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "schedule cosine spans all 4 now, so the learning rate goes on at "),
+        (CONSTANT, "schedule constant does not depend on that, its learning rates stay"),
+    ],
+)
+def test_a_resumed_run_of_another_length_says_what_becomes_of_the_learning_rate(tmp_path, changes, words):
+    config = build_config(run__log_every_n_steps=1, **changes)
+    _, before = run_train(tmp_path, config)
+    result, after = run_train(tmp_path, config, resume=True, epochs=4, max_steps=14)
+    (note,) = (note for note in result.notes if note.startswith("the run has 4 epochs, 2 when it was saved: "))
+    assert words in note
+    lrs = after.of(StepsDone)[0].lr, before.of(StepsDone)[-1].lr
+    assert changes or f"goes on at {lrs[0]:.3g} where it stood at {lrs[1]:.3g}; another folder" in note
+    assert not run_train(tmp_path, config, resume=True, epochs=4)[1].list_notes("when it was saved")
+
+
+@pytest.mark.parametrize(
     ("changes", "dataset", "resume", "words"),
     [
         ({}, Points, False, "--resume"),

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fulltilt.config import config_from_values
+from fulltilt.config import config_for_object, config_from_values
 from fulltilt.errors import ConfigError, DeviceError, RunFolderError, UsageError
 from fulltilt.infer.check import open_check_folder, plan_check
 from fulltilt.infer.targets import (
@@ -142,6 +142,11 @@ def test_another_configuration_sets_the_earlier_training_aside_and_the_same_one_
     assert found is None
     assert "set aside as training-1, training-1.json (changed: training.speed.precision fp32 → bf16)" in set_aside
     assert (tmp_path / "training-1" / "checkpoint.pt").exists()
+
+
+def test_the_folder_of_a_workload_has_the_name_that_training_and_search_give_it():
+    config = config_for_object("my_module:workload", ["targets.memory_gib=1", "run.device=cpu"])
+    assert plan_check(config).name == "my_module_workload"
 
 
 def test_the_folder_of_a_training_is_never_taken_over(tmp_path):

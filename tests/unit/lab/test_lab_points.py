@@ -63,7 +63,7 @@ def test_the_words_of_a_row_win_over_a_file_that_has_changed(write):
         "data": {"transform": {"train": "a | b(c=1)"}, "path": 'ä "q"\n😀', "batch_size": 3},
         "optim": {"lr": 1e-7, "warmup": "1 epoch"},
         "run": {"name": "null", "checkpoint_every": None, "loggers": ["csv", "tensorboard"], "device": "auto"}
-        | {"promise": {"samples_per_s": [1.0, 2.5], "plan": "p", "machine": "m"}},
+        | {"promise": "runs/tune/a/promise.json"},
     }
     wanted = config_from_values(values, base_dir="/")
     changed = write("lr: [5, 6]\nmodel: other\nseed: 7\ntransform: {val: c}\nspeed: {compile: true}\nuse_amp: true\n")

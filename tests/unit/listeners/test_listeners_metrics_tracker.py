@@ -102,7 +102,8 @@ def test_every_pass_has_a_row_and_every_group_of_words_its_error(tmp_path):
     found += [val[name] for name in ("split", "forward_loss", "backward_loss", "top5_accuracy")]
     assert found == ["train", "3.0", "10.0", "", "val", "3.5", "1.5", "0.5"]
     (error,) = read(tmp_path / "m" / "error_analysis.csv")
-    assert error == {"epoch": "0", "step": "20", "category": "rare", "share_pct": "25.0", "error_pct": "80.0"}
+    assert train["epoch"] == val["epoch"] == "1"
+    assert error == {"epoch": "1", "step": "20", "category": "rare", "share_pct": "25.0", "error_pct": "80.0"}
 
 
 def test_a_resumed_run_counts_every_step_once(tmp_path):

@@ -36,6 +36,8 @@ OUT_OF_MEMORY_SPELLINGS = [
     ("OSError", "Can't synchronously read data (memory allocation failed for raw data chunk)"),
     ("BackendCompilerFailed", "backend='inductor' raised:\nOutOfMemoryError: Tried to allocate 2.00 GiB"),
     ("error", "OpenCV(4.9.0) error: (-4:Insufficient memory) Failed to allocate 1244160000 bytes"),
+    ("RuntimeError", "could not create a primitive"),
+    ("RuntimeError", "could not execute a primitive"),
     ("XlaRuntimeError", "RESOURCE_EXHAUSTED: Out of memory allocating 16106127360 bytes."),
 ]  # fmt: skip
 
@@ -64,6 +66,7 @@ def test_every_spelling_of_out_of_memory_is_understood(kind, message):
         ("OSError", "[Errno 28] No space left on device: '/data/cache.bin'"),
         ("OutOfResources", "out of resource: shared memory, Required: 131072, Hardware limit: 101376"),
         ("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+        ("RuntimeError", "could not create a primitive descriptor for a convolution forward propagation primitive"),
         ("RuntimeError", "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(handle)`"),
         ("RuntimeError", "Unable to allocate port 8080"),
         ("WorkerDiedError", "data worker (pid 7) died: killed by SIGKILL; most often a memory limit ended it"),
@@ -115,6 +118,18 @@ def test_sigkill_is_out_of_memory_only_where_the_kernel_killed_for_memory(kills,
 def test_a_killed_worker_is_out_of_memory_only_where_the_kernel_killed_for_memory(message, kills, status):
     evidence = Evidence(exit_code=1, exception_type="WorkerDiedError", message=message, host_oom_kills=kills)
     assert classify_outcome(evidence)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("number", "had_run_out", "status"),
+    [
+        (signal.SIGSEGV, False, "error"),
+        (signal.SIGSEGV, True, "out_of_memory"),
+        (signal.SIGKILL, True, "error"),  # somebody ended it
+    ],
+)
+def test_a_crash_is_out_of_memory_only_where_memory_had_run_out_before(number, had_run_out, status):
+    assert classify_outcome(Evidence(exit_code=-number, had_run_out=had_run_out))[0] == status
 
 
 DUMP = """Fatal Python error: Aborted

@@ -1,13 +1,15 @@
+import dataclasses
 import os
 import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from fulltilt.errors import RunFolderError, StorageError
-from fulltilt.records.run_folder import RunFolder, append_line, read_lines, write_atomic
+from fulltilt.records.run_folder import FolderChoice, RunFolder, append_line, find_folders, read_lines, write_atomic
 
 JOURNAL = "trials.jsonl"
 PARTS = {"config": "c1", "machine": "m1"}
@@ -26,6 +28,12 @@ def open_aging(path, data=1, **parts):
     """A run folder whose results are set aside when the size of its data changes."""
     parts = {**PARTS, "data": data, **parts}
     return RunFolder(path, fingerprint_parts=parts, command="tune", results=[JOURNAL, "verify"], aging=("data",))
+
+
+def find(path, parts, aging=()):
+    """The folder of a run and one for it to begin in, by name, and what differs in the first one."""
+    found = find_folders(path, fingerprint_parts=parts, command="tune", results=[JOURNAL], aging=aging)
+    return found.own and found.own.name, found.free.name, found.change
 
 
 def run_python(code, path):
@@ -201,3 +209,45 @@ def test_a_link_keeps_leading_to_its_file_and_a_pipe_is_written_to(tmp_path):
     assert read == ["through"]
     assert pipe.is_fifo()
     assert {path.name for path in tmp_path.iterdir()} == {"link.json", "pipe", "real.json"}
+
+
+def test_each_question_has_a_folder_and_finds_it_again(tmp_path):
+    path, (first, second, third) = tmp_path / "run", ({**PARTS, "lr": lr} for lr in (1, 2, 3))
+    assert find(path, first) == (None, "run", "")
+    open_run(path, first, writes="one")
+    assert find(path, first) == ("run", "run-2", "")
+    assert find(path, second) == (None, "run-2", "changed: lr 1 → 2")
+    open_run(tmp_path / "run-2", second, writes="one")
+    assert find(path, second) == ("run-2", "run-3", "changed: lr 1 → 2")
+    assert find(path, third) == (None, "run-3", "changed: lr 1 → 3")
+    assert find(path, {**third, "lr": 1.5}, aging=["lr"])[0] in ("run", "run-2"), "only what ages has changed"
+    (path / JOURNAL).unlink()
+    assert find(path, third) == (None, "run", ""), "it holds nothing that would be lost"
+    assert find(path, second)[0] == "run-2"
+    open_run(path, command="train", writes="one")
+    (path / "fingerprint.json").write_text("{broken")
+    assert find(path, third)[:2] == (None, "run-3"), "whose that is cannot be read"
+
+
+def test_of_folders_that_hold_the_same_run_the_newest_counts(tmp_path):
+    for number, written_s in ((2, 1000), (3, 3000), (4, 2000)):
+        open_run(tmp_path / f"run-{number}", writes="one")
+        os.utime(tmp_path / f"run-{number}" / JOURNAL, (written_s, written_s))
+    (tmp_path / "run-x").mkdir()
+    assert find(tmp_path / "run", PARTS) == ("run-3", "run", "")
+
+
+def test_a_run_that_is_not_in_the_usual_folder_is_said_to_be_elsewhere_and_why():
+    usual, other = Path("run"), Path("run-2")
+    choice = FolderChoice(usual=usual, own=None, free=other, change="changed: lr 1 → 2")
+    assert choice.explain(other) == "run holds another run (changed: lr 1 → 2): this one is in run-2"
+    assert choice.explain(usual) is None
+    assert dataclasses.replace(choice, change="").explain(other) == "run holds this run already: this one is in run-2"
+    assert dataclasses.replace(choice, change="", free=usual).explain(other) == "this one is in run-2"
+
+
+def test_a_folder_in_which_another_run_has_begun_is_not_free(tmp_path):
+    with open_run(tmp_path / "run"):
+        assert find(tmp_path / "run", {**PARTS, "lr": 2})[:2] == (None, "run-2")
+        assert find(tmp_path / "run", PARTS)[0] == "run", "the same run is told that it is in use"
+    assert find(tmp_path / "run", {**PARTS, "lr": 2})[1] == "run"

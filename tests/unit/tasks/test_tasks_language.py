@@ -301,6 +301,29 @@ def test_errors_by_group_are_exact(tmp_path):
     assert {name: figures[name] for name in figures if "/" in name} == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("error_analysis", [False, True])
+def test_the_unknown_word_is_no_hit_and_the_figure_with_it_is_told_too(tmp_path, error_analysis):
+    """a third of the hits came from predicting <unk>"""
+    path = tmp_path / "t.txt"
+    path.write_text("the <unk> sat <unk> there\n" * 50)
+    dataset = text("train", path=str(path), seq_len=12)
+    workload = build(train=lambda: dataset, error_analysis=error_analysis)
+    model = workload.model().eval()
+    unknown = dataset.vocabulary.unknown
+    with torch.no_grad():
+        for head in model.outputs:  # says <unk> whatever comes
+            head.linear.weight.zero_()
+            head.linear.bias.zero_()[unknown] = 1.0
+    words, targets = workload.prepare(dataset.get_batch(range(6)), torch.Generator())
+    with torch.no_grad():
+        outputs = model(words)
+    means = {name: metric(outputs, targets).mean().item() for name, metric in workload.metrics.items()}
+    share = torch.stack((words[:, 1:], words[:, :-1])).eq(unknown).float().mean().item()
+    assert share > 0.2
+    assert (means["accuracy"], means["accuracy_with_unk"]) == (0.0, pytest.approx(share))
+    assert 0 < means["top5"] < 1 - share + 1e-6
+
+
 def test_a_sampled_training_loss_has_no_perplexity():
     assert derive_figures({"loss": 2.0}, trains_on_all_words=False) == {}
     assert derive_figures({"loss": 2.0, "accuracy": 0.1}, trains_on_all_words=False)["perplexity"] == math.exp(2.0)

@@ -12,6 +12,7 @@ from fulltilt.config import load_config, plan_of
 from fulltilt.errors import NoPlanError, StorageError, UsageError
 from fulltilt.levers import compute_plan_digest
 from fulltilt.records import PhasesMs
+from fulltilt.records.promise import read_promise
 from fulltilt.stats import Comparison
 from fulltilt.tuner.answer.apply import apply_result, check_target, find_varied_levers, plan_changes
 from fulltilt.tuner.picks.changes import LearningRate
@@ -32,7 +33,18 @@ OPEN = Comparison(verdict="undecided", gain_pct=3.0, ci_pct=(-4.0, 11.0), n_grou
 SAME_RATE = LearningRate(rule="none", start=0.1, to=0.1)
 SQRT = LearningRate(rule="sqrt", start=0.1, to=0.2)
 BUSY = {"is_busy": True, "cpu_pressure_pct": 98.0}
+FOLDER = "runs/tune/a"
 PROMISED = {"ci95": (100.0, 300.0), "runs": (150.0, 200.0)}
+
+
+@pytest.fixture(autouse=True)
+def _folder_of_the_search(tmp_path, monkeypatch):
+    (tmp_path / FOLDER).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+
+def read_own_promise(config):
+    return read_promise(Path(config.base_dir, config.run.promise))
 
 
 def recommend(
@@ -49,6 +61,7 @@ def recommend(
         learning_rate=rate,
         machine=types.SimpleNamespace(hostname_hash="00ab12"),
         workload={"name": "digits", "model": "CNN", "n_parameters": 10, "data": "Digits, 8 samples"},
+        folder=FOLDER,
         user_plan=user_plan,
         trials=(trial, *map(make_trial, (user_plan, *tried))),
         repeats=tuple(make_trial(trial.plan, samples_per_s=rate, kind="repeat") for rate in runs),
@@ -204,9 +217,11 @@ def test_what_was_measured_travels_with_the_settings(config, file):
     phases = PhasesMs(data_wait=1.5, h2d=None, forward=1, backward=1, optimizer=1, other=0, step=6.0)
     measured = {"observed": {"threads": 2}, "phases_ms": phases, "ci95": (1200.123, 1300.0), "runs": (1190.0, 1250.0)}
     applied, written = apply(file, config, {"batch_size": 128}, **measured)
-    assert "promise" in applied.diff
-    promise = written.run.promise
-    assert promise.samples_per_s == [1190.0, 1300.0]  # the row's interval, widened to its runs side by side
+    assert "+  promise: runs/tune/a/promise.json" in applied.diff, (
+        "a word of the file, where one of 300 characters stood"
+    )
+    promise = read_own_promise(written)
+    assert promise.samples_per_s == (1190.0, 1300.0)  # the row's interval, widened to its runs side by side
     assert (promise.machine, promise.threads, promise.data_wait_pct) == ("00ab12", 2, 25.0)
     assert (promise.model, promise.n_parameters, promise.data) == ("CNN", 10, "Digits, 8 samples")
     assert promise.device is None  # the probe did not say
@@ -220,10 +235,15 @@ def test_what_was_measured_travels_with_the_settings(config, file):
 def test_a_promise_gives_way_to_that_of_a_later_search_and_with_its_plan(config, file):
     for low in (100.0, 200.0):
         _, promised = apply(file, config, {}, ci95=(low, 300.0), runs=(low + 1, 299.0))
-    assert promised.run.promise.samples_per_s == [200.0, 300.0]
-    assert file.read_text().count("promise") == 1
+    assert read_own_promise(promised).samples_per_s == (200.0, 300.0)
+    assert file.read_text().count("promise: ") == 1
     assert promised.digest == config.digest, "a promise makes no other configuration: the search goes on in its folder"
     assert apply(file, config, {})[0].diff == ""
+    kept = file.read_text()
+    (file.parent / FOLDER / "promise.json").unlink()
+    assert apply(file, config, {})[1].run.promise is None, "nor does a name of a file that is gone stay"
+    file.write_text(kept)
+    apply(file, config, {}, ci95=(200.0, 300.0), runs=(201.0, 299.0))
     applied, written = apply(file, config, {"num_workers": 2}, ci95=(100.0, 300.0))
     assert written.run.promise is None
     assert applied.notes == ("no run.promise was written: the plan took turns with others in less than two groups",)
@@ -239,7 +259,7 @@ def test_a_promise_needs_two_groups_of_turns(config, file, runs):
 
 def test_a_promise_is_of_the_turns_where_the_whole_run_has_no_interval(config, file):
     _, written = apply(file, config, {"num_workers": 2}, runs=(150.0, 210.0, 180.0))
-    assert written.run.promise.samples_per_s == [150.0, 210.0]
+    assert read_own_promise(written).samples_per_s == (150.0, 210.0)
 
 
 def test_another_pick_than_the_recommended_one_is_written_where_it_is_asked_for(config, file):
@@ -252,7 +272,7 @@ def test_another_pick_than_the_recommended_one_is_written_where_it_is_asked_for(
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_a_promise_of_a_busy_machine_is_marked(config, file, is_busy):
     apply(file, config, {"compile": True}, **(BUSY if is_busy else {}), **PROMISED)
-    assert load_config(file).run.promise.cpu_pressure_pct == (98.0 if is_busy else None)
+    assert read_own_promise(load_config(file)).cpu_pressure_pct == (98.0 if is_busy else None)
 
 
 @pytest.mark.parametrize(("measured", "written"), [(1, None), (2, 2)])
@@ -261,7 +281,7 @@ def test_a_file_gets_a_promise_of_as_many_processes_as_it_trains_in(write, measu
     _, config = apply(file, load_config(file), {"compile": True}, n_devices=measured, gain=GAIN, **PROMISED)
     figure = ": 1.32 × (1.24 to 1.41)" if written else ""
     assert f"compile: true  # fulltilt tune{figure}\n" in file.read_text()
-    assert getattr(config.run.promise, "n_ranks", None) == written
+    assert (read_own_promise(config).n_ranks if config.run.promise else None) == written
 
 
 def test_a_file_that_is_not_writable_or_whose_settings_did_not_run_is_refused_and_stays(config, file):

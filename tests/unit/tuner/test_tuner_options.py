@@ -11,6 +11,7 @@ from tests.unit.tuner.tuner_cases import GIB
 from fulltilt.config import config_from_values
 from fulltilt.errors import UsageError
 from fulltilt.records import Device
+from fulltilt.tuner.question.default_budget import compute_default_s
 from fulltilt.tuner.question.options import (
     RANK_START_S,
     build_options,
@@ -109,3 +110,19 @@ def test_a_search_over_ranks_takes_the_devices_of_train_has_longer_deadlines_and
     (note,) = note_ranks(build(TWO_RANKS))
     assert "measured in 2 processes (cpu, cpu)" in note
     assert (build().rank_devices, note_ranks(build())) == ((), ())
+
+
+def test_a_search_has_three_minutes_unless_told_otherwise_and_one_that_runs_all_has_no_end():
+    assert (build().budget_s, build().is_budget_default) == (180.0, True)
+    assert (build(budget="6m").is_budget_default, build(quick=True).is_budget_default) == (False, False)
+    assert (build(exhaustive=True).budget_s, build(exhaustive=True).is_budget_default) == (None, False)
+    assert build(exhaustive=True, budget="1m").budget_s == 60.0
+    assert compute_default_s(elapsed_s=30.0, run_s=10.0) == 180.0
+    assert compute_default_s(elapsed_s=70.0, run_s=60.0) == 70.0 + 15 * 60.0
+
+
+def test_values_named_by_flags_all_run_and_those_of_the_configuration_are_searched():
+    named = build(named_only=True, batch_sizes=[16, 32])
+    assert (named.strategy, named.budget_s, named.named_only) == ("exhaustive", None, True)
+    assert (build(named_only=True).strategy, build(named_only=True).budget_s) == ("model_first", 180.0)
+    assert build(named_only=True, num_workers=[0], quick=True).strategy == "quick"

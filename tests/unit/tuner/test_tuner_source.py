@@ -32,7 +32,7 @@ def test_a_file_is_named_after_itself_and_its_folder_is_importable(tmp_path):
 
 def test_a_workload_of_a_module_travels_by_import_path_and_one_without_a_name_by_value(tmp_path, monkeypatch):
     aim = resolve_target("my_module:workload")
-    assert (aim.config.task, aim.name) == ("my_module:workload", "my_module.workload")
+    assert (aim.config.task, aim.name) == ("my_module:workload", "my_module_workload"), "as train names its folder"
     module = types.ModuleType("room_of_workloads")
     module.__file__ = str(tmp_path / "room_of_workloads.py")
     module.mine = make_workload()

@@ -177,3 +177,16 @@ def test_a_search_that_can_afford_it_tries_every_lever_that_may_help():
 def test_levers_that_are_named_are_the_only_ones(levers):
     space = build_space(build_config(benchmark={"levers": levers}), CONV, all_levers=True)
     assert set(space.axes) - {"batch_size", "num_workers", "precision", "pin_memory"} == set(levers)
+
+
+def test_a_space_of_what_is_named_holds_nothing_that_was_only_suggested():
+    asked = build_config(benchmark={"test_mixed_precision": True, "test_pin_memory": True})
+    given = {"batch_sizes": [16, 32, 64], "num_workers": [0, 1], "named_only": True, "all_levers": True}
+    assert len(build_space(asked, CPU, **given).grid()) == 12
+    assert build_space(asked, GPU, **given).n_combinations == 3 * 2 * 3 * 2
+    on_gpu = build_space(build_config(), GPU, **given).axes
+    assert on_gpu == {"batch_size": (16, 32, 64), "num_workers": (0, 1)}
+    own = build_config(data={"batch_size": 48, "num_workers": 3})
+    assert build_space(own, GPU, named_only=True).axes == {"batch_size": (48,), "num_workers": (3,)}
+    levers = build_config(benchmark={"levers": {"channels_last": [False, True]}})
+    assert "channels_last" in build_space(levers, GPU, named_only=True).axes

@@ -22,6 +22,7 @@ from fulltilt.tuner.search.proof import Proof
 from fulltilt.tuner.search.search import merge_facts, run_proof, run_strategy
 from fulltilt.tuner.search.session import Session
 from fulltilt.tuner.trials.rows import build_turns_row
+from fulltilt.tuner.tuning import _open_folder
 
 SPACE = Space(axes={"batch_size": (16, 64)}, base=USER, user_plan=USER, facts=Facts(device_type="cpu"), memory_gib=6.4)
 QUICK = dataclasses.replace(OPTIONS, strategy="quick")
@@ -288,22 +289,45 @@ def test_a_run_that_the_budget_broke_off_is_promised_to_nobody_and_those_that_fa
     assert "--budget" in ended
 
 
+DEFAULT_TIME = dataclasses.replace(OPTIONS, budget_s=180.0, is_budget_default=True)
+MANY = dataclasses.replace(SPACE, axes={"batch_size": (16, 64), "num_workers": tuple(range(20))})
 BATCHES = (2, 4, 8, 16, 32, 64)
 WIDE = dataclasses.replace(SPACE, axes={"batch_size": BATCHES})
 
 
 @pytest.mark.parametrize("strategy", search.STRATEGIES)
 @pytest.mark.parametrize("budget_s", [None, 1000.0])
-def test_a_search_stops_after_three_plans_that_fail_alike(strategy, budget_s):
+def test_a_search_stops_after_two_plans_that_fail_alike_where_one_is_the_users_own(strategy, budget_s):
+    """A data set that raises was met by about twelve plans before the search said so."""
     made, proof = search_all(
-        lambda plan: Answer(status="error", reason=f"DataError: cut; copy it again (log: {plan['batch_size']}.log)"),
+        lambda plan: Answer(
+            status="error",
+            reason=f"DataError: sample {plan['batch_size']} cut; copy it again (log: {plan['batch_size']}.log)",
+        ),
         WIDE, dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
     )  # fmt: skip
-    assert len({row.plan for row in made.session.common_error}) <= 4
-    assert USER in {row.plan for row in made.session.rows}, "the settings as they were are tried, too"
+    assert len(made.session.rows) == len({row.plan for row in made.session.common_error}) == 2
+    assert made.session.rows[0].plan == USER
     ended = say_why_not(made, proof)
-    assert "different plans failed with the same error and none ran" in str(ended)
-    assert ("DataError: cut" in str(ended), ended.remedy) == (True, "copy it again")
+    assert "2 different plans failed with the same error and none ran" in str(ended)
+    assert ("DataError: sample 32 cut" in str(ended), ended.remedy) == (True, "copy it again")
+
+
+def test_where_the_users_own_plan_fails_a_plain_one_tells_whether_a_lever_is_at_fault():
+    """A lever of the user's that cannot run must not end the search: others are tried, without it and with it."""
+    own = USER.replace(compile=True, num_workers=2)
+    space = dataclasses.replace(
+        WIDE, base=own, user_plan=own, axes={"batch_size": (16, 32), "compile": (False, True), "num_workers": (0, 2)}
+    )
+    failed = Answer(status="error", reason="RuntimeError: no compiler")
+    session, result = run(lambda plan: failed if plan["compile"] else answer_larger_is_faster(plan), space)
+    assert [row.plan for row in session.rows[:2]] == [own, USER]
+    assert (session.rows[1].why, session.common_error) == (
+        "the settings as they were failed: with plain ones, as far as the search may",
+        (),
+    )
+    assert {row.plan["compile"] for row in session.rows} == {False, True}
+    assert not result.picks.recommended.trial.plan["compile"]
 
 
 @pytest.mark.parametrize("status", ["error", "out_of_memory", "timeout"])
@@ -381,3 +405,52 @@ def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_
             tune(tmp_path / "a.yaml", device="cpu", out=tmp_path / "out", on_event=events.append)
     said = "earlier results are set aside as trials-1.jsonl (changed: files of the data.n_bytes 2 → 3)"
     assert events == [SearchNoted(message=said)]
+
+
+@pytest.mark.parametrize(
+    ("run_s", "budget_s", "said"),
+    [
+        (6.0, 180.0, []),
+        (
+            60.0,
+            960.0,
+            ["a run takes 1 min 00 s: the search takes at most 16 min 00 s, not 3 min 00 s; --budget sets it"],
+        ),
+    ],
+)
+def test_without_a_budget_a_search_keeps_to_three_minutes_or_to_fifteen_more_runs(run_s, budget_s, said):
+    clock, told = Clock(), []
+
+    def rate(plan):
+        return plan["batch_size"] / (2 + plan["num_workers"])
+
+    session, result = run(
+        clock.time(rate, lambda plan: run_s), MANY, DEFAULT_TIME,
+        in_turns=clock.time(rate, lambda plan: run_s / 3), clock=clock, on_event=told.append,
+    )  # fmt: skip
+    assert clock() <= compute_search_s(budget_s) == session.budget_s
+    assert session.is_budget_spent, "the grid would have taken longer"
+    assert result.picks.recommended.proven, "time is kept for the turns"
+    assert [event.message for event in told if isinstance(event, SearchNoted)] == said
+
+
+def test_another_question_gets_a_folder_of_its_own_and_the_same_one_goes_on_in_its(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = []
+
+    def open_folder(n_steps, out=None):
+        question = make_question(dataclasses.replace(OPTIONS, n_steps=n_steps), task="some:thing")
+        with _open_folder(question, out, lambda event: said.append(event.message)) as folder:
+            append_line(folder.path / JOURNAL_FILE, "{}")
+            return str(folder.path), folder.is_resumed
+
+    assert open_folder(4) == ("runs/tune/x", False)
+    assert open_folder(5) == ("runs/tune/x-2", False)
+    assert open_folder(6) == ("runs/tune/x-3", False)
+    assert open_folder(5) == ("runs/tune/x-2", True)
+    assert open_folder(4) == ("runs/tune/x", True)
+    assert said[0] == "runs/tune/x holds another run (changed: --steps 4 → 5): this one is in runs/tune/x-2"
+    assert len(said) == 3
+    monkeypatch.setattr("fulltilt.tuner.tuning.check_workload", lambda question: None)
+    with pytest.raises(RunFolderError, match="holds the results of another run"):
+        open_folder(7, tmp_path / "runs" / "tune" / "x")

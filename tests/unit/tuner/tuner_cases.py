@@ -43,6 +43,7 @@ def make_question(options=OPTIONS, **values):
 
 def make_search(session, space, options=OPTIONS, *, workload=None, **values):
     """What the stages of a search share whose target is simulated."""
+    session.user_plan = space.user_plan
     return Search(
         question=make_question(options, **values), folder=SimpleNamespace(path="out"), target=session.target,
         space=space, probe=ProbeResult(facts=space.facts, workload=workload or {}), session=session, memory_gib=8.0,

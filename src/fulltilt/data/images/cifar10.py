@@ -40,7 +40,12 @@ def cifar10(
     images, targets = _read(source, split, cache=cache)
     if limit is not None:
         if not 1 <= limit <= len(images):
-            raise DataError(f"limit {limit} is not between 1 and the {len(images)} images there")
+            remedy = (
+                "use fewer"
+                if split == "train"
+                else f"give it one of its own: data.val_dataset=cifar10(limit={len(images)})"
+            )
+            raise DataError(f"limit {limit} is not between 1 and the {len(images)} images of split {split}; {remedy}")
         rows = spread_rows(len(images), limit)
         images, targets = images[rows], targets[rows]
     return MemoryImages(

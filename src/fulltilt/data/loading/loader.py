@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from fulltilt.config.bad_samples import UNREADABLE
-from fulltilt.data.batched import BatchedDataset
+from fulltilt.config.bad_samples import SKIP_REMEDY, UNREADABLE
+from fulltilt.data.batched import BatchedDataset, name_sample
 from fulltilt.data.collate import fast_collate, identity
 from fulltilt.data.loading.bad_samples import BadSamples
 from fulltilt.data.loading.block_sampler import BlockSampler
+from fulltilt.data.loading.loader_errors import READING
 from fulltilt.data.loading.placement import place, plan_blocks
 from fulltilt.data.loading.sampler import BatchOrder, EpochSampler, Share
 from fulltilt.data.loading.worker_signals import GuardedLoader, guard_worker
@@ -188,7 +189,16 @@ class BatchFetcher(Dataset):
     def __getitems__(self, indices: np.ndarray | list[int]) -> Any:
         first, bad = int(indices[0]), self.bad_samples
         if bad is None:
-            return self._read(indices, first)
+            try:
+                return self._read(indices, first)
+            except FulltiltError as error:
+                if isinstance(error.__cause__, UNREADABLE):  # a damaged file, in our own readers
+                    raise DataError(f"{error}, or {SKIP_REMEDY}") from error.__cause__
+                raise
+            except Exception as error:  # of the user's own code
+                if not any(note.endswith(READING) for note in getattr(error, "__notes__", ())):
+                    error.add_note(f"a batch that begins with {name_sample(self.source, first)}{READING}")
+                raise
         while True:
             chosen = bad.replace_in(np.asarray(indices))
             try:
@@ -243,7 +253,7 @@ class BatchFetcher(Dataset):
         except FulltiltError:
             raise
         except Exception as error:  # of the user's own code
-            error.add_note(f"sample {indices[len(samples)]} of {type(self.source).__name__} was being read")
+            error.add_note(f"{name_sample(self.source, indices[len(samples)])}{READING}")
             raise
         return samples
 

@@ -1,21 +1,31 @@
-"""Explains a DataLoader's exception: a dead worker, full shared memory, too many files, or fulltilt's own error."""
+"""Explains a DataLoader's exception: a dead worker, full shared memory, too many files, an error of the data set."""
 
 import itertools
 import os
 import re
 import signal
+import sysconfig
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fulltilt import errors
+from fulltilt.config.bad_samples import SKIP_REMEDY, UNREADABLE
 from fulltilt.data.loading.worker_signals import BROKEN_OFF, disarm, list_workers
 from fulltilt.errors import DataError, FulltiltError, WorkerDiedError
-from fulltilt.records import format_bytes
+from fulltilt.records import Evidence, classify_outcome, format_bytes
 
 _DEATH = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "
     r"(?:is killed by signal: (?P<signal>[^.]+)|exited unexpectedly(?: with exit code (?P<code>\d+))?)"
 )
+READING = " was being read"
+"""End of the note at an error that came up while a sample was read."""
+_READ = re.compile(rf"^(.+){READING}$", re.MULTILINE)
+_CAUGHT = re.compile(r"Caught (?P<kind>\w+) in DataLoader worker process \d+\.\n")
+_PLACE = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
+_LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), str(Path(errors.__file__).parent))
 _REMEDIES: dict[int, str] = {
     signal.SIGKILL: "most often the kernel or a memory limit ended it for want of memory: use fewer num_workers, "
     "a smaller prefetch_factor or a smaller batch_size",
@@ -28,6 +38,9 @@ _REMEDIES: dict[int, str] = {
 def explain_loader_error(error: BaseException) -> FulltiltError | None:
     """Translate an exception of a DataLoader, for the caller to raise; None where it means something else.
 
+    What the data set's own code raised becomes a DataError that names the sample and the line; its traceback stays with
+    ``error``. Out of memory stays what it is.
+
     A worker's death reaches the main process in two ways: torch raises a RuntimeError from its SIGCHLD handler,
     wherever the main thread is (in the middle of a step, too), or the batch under way breaks off with a
     ConnectionError, FileNotFoundError or EOFError. The handler would raise again after either, so it is disarmed:
@@ -35,7 +48,7 @@ def explain_loader_error(error: BaseException) -> FulltiltError | None:
     """
     iterator = getattr(error, "data_iterator", None)
     text = str(error)
-    death, is_broken_off = _DEATH.search(text), isinstance(error, BROKEN_OFF)
+    death, is_broken_off = _DEATH.search(text), isinstance(error, BROKEN_OFF) and not _CAUGHT.match(text)
     if iterator is not None and death:
         disarm(iterator)
     if isinstance(error, FulltiltError):
@@ -49,7 +62,28 @@ def explain_loader_error(error: BaseException) -> FulltiltError | None:
             "the workers ran out of file descriptors; raise the limit (ulimit -n), or use fewer num_workers or a "
             "smaller prefetch_factor"
         )
-    return None
+    return _explain_data_set(error, text)
+
+
+def _explain_data_set(error: BaseException, text: str) -> DataError | None:
+    caught = _CAUGHT.match(text)  # a worker's traceback is in the text, all that comes out of its process
+    kind = caught["kind"] if caught else type(error).__name__
+    trace = text if caught else "".join(traceback.format_exception(error))
+    sample = _READ.search(trace if caught else "\n".join(getattr(error, "__notes__", ())))
+    last = trace.rpartition("Traceback (most recent call last):")[2]
+    words = re.search(rf"^(?:[\w<>]+\.)*({kind}(?:: .*)?)$", last, re.MULTILINE)
+    said = words[1] if words else kind
+    is_memory = classify_outcome(Evidence(exception_type=kind, message=said))[0] == "out_of_memory"
+    if is_memory or (sample is None and caught is None):
+        return None
+    places = [f"{file}:{line}" for file, line in _PLACE.findall(last)] or ["no line is known"]
+    place = [each for each in places if not any(part in each for part in _LIBRARIES)] or places
+    if sample is None:
+        return DataError(f"a data worker met {said} ({place[-1]}); mend the data, or the code there")
+    remedy = SKIP_REMEDY
+    if not isinstance(error, UNREADABLE):
+        remedy = f"mend the code there, or raise OSError there where a sample is damaged: {SKIP_REMEDY}"
+    return DataError(f"{sample[1]} cannot be read: {said} ({place[-1]}); {remedy}")
 
 
 def _find_death(iterator: Any, pids: Sequence[int] = ()) -> WorkerDiedError | None:

@@ -23,6 +23,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from fulltilt.hardware.proctree import set_death_signal
+
 BROKEN_OFF = (ConnectionError, FileNotFoundError, EOFError)  # of a batch whose worker died on the way
 SENDER = "QueueFeederThread"  # of multiprocessing's queues, one each
 SEND_S = 3.0  # torch kills a worker that has not ended after 5 s
@@ -153,6 +155,8 @@ def guard_worker(parent: int | None = None) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if multiprocessing.get_start_method(allow_none=True) == "spawn":
         util.Finalize(None, _join_senders, exitpriority=LAST)
+    elif threading.main_thread().name == "MainThread":  # the kernel's signal comes when the thread that forked ends
+        set_death_signal(signal.SIGKILL)  # at once, or a thread that hands batches over writes a traceback
     watch = functools.partial(_end_after, os.getppid() if parent is None else parent)
     threading.Thread(target=watch, name="fulltilt-parent", daemon=True).start()
 

@@ -67,14 +67,22 @@ def draw_uniform(n_images: int, n_draws: int, generator: Generator, device: torc
 
 @dataclasses.dataclass(frozen=True)
 class _Sized(Step):
-    """A step whose results are ``size`` × ``width`` pixels, or ``size`` × ``size`` without a width."""
+    """A step whose results are ``size`` × ``width`` pixels, ``size`` × ``size``, or a ``size`` of (height, width)."""
 
-    size: Pixels
+    size: Pixels | tuple[Pixels, Pixels]
     width: Pixels | None = None
     sizes = True
 
+    def __post_init__(self) -> None:
+        if isinstance(self.size, tuple) and self.width is not None:
+            raise DataError(
+                f"{self.name}: size {self.size} has a width already, and width={self.width} is given; drop it"
+            )
+
     @property
     def shape(self) -> tuple[int, int]:
+        if isinstance(self.size, tuple):
+            return self.size
         return self.size, self.size if self.width is None else self.width
 
     def check_fits(self, x_BCHW: Tensor) -> None:
@@ -135,6 +143,7 @@ class RandomResizedCrop(_Sized):
     n_draws = WINDOW_DRAWS
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _check_windows(self)
 
     def apply(self, x_BCHW: Tensor, u_BD: Tensor) -> Tensor:

@@ -4,23 +4,35 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from fulltilt.config import Config, build_component, parse_call
+from fulltilt.config import Config, build_component, check_component, parse_call, parse_pipeline
 from fulltilt.config.binding import find_target
-from fulltilt.data import DATASETS, build_pipeline
+from fulltilt.config.settings import raise_problems
+from fulltilt.data import DATASETS, TRANSFORMS, build_pipeline
+from fulltilt.data.transforms.mixing import MIXES
 from fulltilt.engine.build.optimizers import OPTIMIZERS
 from fulltilt.engine.build.views import plan_view_data
+from fulltilt.engine.step.schedule import check_schedule
 from fulltilt.errors import ConfigError
-from fulltilt.tasks import LOSSES, TASKS, Workload, build_model, read_data_facts
+from fulltilt.tasks import LOSSES, TASKS, Workload, build_model, check_model, read_data_facts
+
+_PLACE = re.compile(
+    r"(?!default$)(?:alias \S+ \()?(?P<file>.+?)(?::(?P<line>\d+))?\)?"
+)  # as ``Config.provenance`` has it
 
 
 def build_workload(config: Config) -> Workload:
     """Build what ``config`` names. Model and data themselves are built when the Workload's functions are called.
+
+    Every component is looked up first and its arguments are checked, so that one error names all mistakes.
 
     ``task: module:object`` is a Workload in the user's code, or a function that returns one (its parameters ``path``
     and ``lr`` receive ``data.path`` and ``optim.lr``); the configuration then adds the optimizer when the Workload has
@@ -29,78 +41,131 @@ def build_workload(config: Config) -> Workload:
     Raises:
         ConfigError: an unknown name or argument, something missing, or an object of the wrong kind; names the key.
     """
-    with _say_where(config):
-        return _import_workload(config) if ":" in parse_call(config.task).name else _build_named(config)
+    return _import_workload(config) if ":" in parse_call(config.task).name else _build_named(config)
 
 
 @contextlib.contextmanager
-def _say_where(config: Config) -> Iterator[None]:
-    """Add the file and line of a value to the error that says it cannot be built."""
+def _say_where(config: Config, key: str, problems: list[ConfigError] | None = None) -> Iterator[None]:
+    """Add file, line and key to the ConfigError of the block.
+
+    Args:
+        key: Where the error names none.
+        problems: Takes the error, instead of it being raised.
+    """
     try:
         yield
     except ConfigError as error:
-        place = config.provenance.get(error.key or "", "default")
-        if error.file is not None or place == "default":
-            raise
-        raise ConfigError(error.message, file=place, key=error.key) from error
+        key, file, line = error.key or key, error.file, error.line
+        found = _PLACE.fullmatch(config.provenance.get(key, ""))
+        if file is None and found is not None:
+            file, line = found["file"], found["line"] and int(found["line"])
+        located = ConfigError(error.message, file=file, line=line, key=key)
+        if problems is None:
+            raise located from error
+        problems.append(located)
 
 
 def _build_named(config: Config) -> Workload:
-    task = find_target(parse_call(config.task).name, TASKS, kind="task", where="task")
-    if config.model is None:
-        raise ConfigError(
-            "a model is needed; write model: small_cnn, torchvision:resnet50 or module:function", key="model"
-        )
-    if config.data.dataset is None:
-        raise ConfigError(f"a dataset is needed; write one of {', '.join(DATASETS)}", key="data.dataset")
-    train, validation = _plan_datasets(config)
+    name = parse_call(config.task).name
+    problems: list[ConfigError] = []
+    with _say_where(config, "task", problems):
+        parts = ("model", "train", "validation", "views", "labelled", "loss", "optimizer", "name")
+        check_component(config.task, TASKS, kind="task", where="task", given=parts)
+    with _say_where(config, "model", problems):
+        if config.model is None:
+            raise ConfigError("a model is needed; write model: small_cnn, torchvision:resnet50 or module:function")
+        check_model(config.model, base_dir=config.base_dir)
+    loss = None
+    with _say_where(config, "loss", problems):
+        loss = _build_loss(config) if config.loss is not None else None
+    _check_datasets(config, problems)
+    datasets = None
+    with _say_where(config, "data.dataset", problems):
+        datasets = _plan_datasets(config)
+    _check_transforms(config, problems)
+    optimizer = None
+    with _say_where(config, "optim.optimizer", problems):
+        optimizer = _plan_optimizer(config)
+    _check_schedule(config, problems)
+    raise_problems(problems)
+    assert datasets is not None
+    train, validation = datasets
     data: dict[str, Any] = {"train": train, "validation": validation}
-    if "views" in _read_parameters(task):
+    if "views" in _read_parameters(TASKS[name]):
         data = plan_view_data(train, validation, has_transform=config.data.transform.train is not None)
-    return build_component(
-        config.task,
-        TASKS,
-        kind="task",
-        where="task",
-        model=functools.partial(_build_model, config, train),
-        **data,
-        loss=_build_loss(config) if config.loss is not None else None,
-        optimizer=_plan_optimizer(config),
-        name=config.run_name,
-    )
+    model = functools.partial(_build_model, config, train)
+    given = data | {"model": model, "loss": loss, "optimizer": optimizer, "name": config.run_name}
+    with _say_where(config, "task"):
+        return build_component(config.task, TASKS, kind="task", where="task", **given)
 
 
 def _import_workload(config: Config) -> Workload:
-    given = {"path": config.data.path, "lr": config.optim.lr}
     call, place = parse_call(config.task), _place(config, "task", "task")
-    name, path = call.name, _read_parameters(find_target(call.name, {}, **place)).get("path")
-    if config.data.path is not None and path is None:
-        raise ConfigError(
-            f"{config.data.path!r} would not be read: {name} takes no path; make it a function that does, "
-            "def workload(path): return Workload(…)",
-            key="data.path",
-        )
-    if config.data.path is None and path is not None and path.default is path.empty and not (call.args or call.kwargs):
-        raise ConfigError(f"{name} takes a path, and none is given; name it with --data-path", key="data.path")
-    found = build_component(config.task, {}, **place, **given)
-    if not isinstance(found, Workload):
-        raise ConfigError(
-            f"{config.task} is of type {type(found).__name__}, expected a fulltilt.Workload or what returns one",
-            key="task",
-        )
-    return found if found.optimizer else dataclasses.replace(found, optimizer=_plan_optimizer(config))
+    problems: list[ConfigError] = []
+    with _say_where(config, "task", problems):
+        check_component(config.task, {}, **place, given=("path", "lr"))
+        path = _read_parameters(find_target(call.name, {}, **place)).get("path")
+        if config.data.path is not None and path is None:
+            raise ConfigError(
+                f"{config.data.path!r} would not be read: {call.name} takes no path; make it a function that does, "
+                "def workload(path): return Workload(…)",
+                key="data.path",
+            )
+        needs_path = path is not None and path.default is path.empty and not (call.args or call.kwargs)
+        if config.data.path is None and needs_path:
+            raise ConfigError(f"{call.name} takes a path, and none is given; name it with --data-path", key="data.path")
+    _check_schedule(config, problems)
+    raise_problems(problems)
+    with _say_where(config, "task"):
+        found = build_component(config.task, {}, **place, path=config.data.path, lr=config.optim.lr)
+        if not isinstance(found, Workload):
+            raise ConfigError(
+                f"{config.task} is of type {type(found).__name__}, expected a fulltilt.Workload or what returns one"
+            )
+    with _say_where(config, "optim.optimizer"):
+        return found if found.optimizer else dataclasses.replace(found, optimizer=_plan_optimizer(config))
+
+
+def _check_datasets(config: Config, problems: list[ConfigError]) -> None:
+    data = config.data
+    known = {"split": True, "path": data.path, "transform": data.transform.train or data.transform.val}
+    given = [name for name, value in known.items() if value is not None]
+    for key, text in (("data.dataset", data.dataset), ("data.val_dataset", data.val_dataset)):
+        if text is not None:
+            with _say_where(config, key, problems):
+                check_component(text, _find_datasets(config), **_place(config, "dataset", key), given=given)
+
+
+def _check_transforms(config: Config, problems: list[ConfigError]) -> None:
+    """Check the calls of every pipeline; one that stands at both splits is told once."""
+    train, val = config.data.transform.train, config.data.transform.val
+    pipelines: list[tuple[str, str | None, str, Mapping[str, Callable[..., Any]]]] = [
+        ("data.transform.train", train, "transform", TRANSFORMS),
+        ("data.transform.val", None if val == train else val, "transform", TRANSFORMS),
+        ("data.mix", config.data.mix, "mix", MIXES),
+    ]
+    for key, text, kind, registry in pipelines:
+        with _say_where(config, key, problems):
+            for call in parse_pipeline(text) if text and text.strip() else ():
+                check_component(call, registry, **_place(config, kind, key), given=("mean", "std"))
+
+
+def _check_schedule(config: Config, problems: list[ConfigError]) -> None:
+    with _say_where(config, "optim.schedule", problems):
+        check_schedule(config.optim.schedule, base_dir=config.base_dir)
 
 
 def _build_model(config: Config, train: Callable[[], Dataset]) -> Any:
     assert config.model is not None
-    with _say_where(config):
+    with _say_where(config, "model"):
         return build_model(config.model, where="model", base_dir=config.base_dir, **read_data_facts(train()))
 
 
 def _plan_datasets(config: Config) -> tuple[Callable[[], Dataset], Callable[[], Dataset] | None]:
     """Return functions that build the training and validation set, each once: a dataset holds no state of a run."""
     text = config.data.dataset
-    assert text is not None
+    if text is None:
+        raise ConfigError(f"a dataset is needed; write one of {', '.join(DATASETS)}", key="data.dataset")
 
     def plan(text: str, split: str, where: str) -> Callable[[], Dataset]:
         return functools.cache(functools.partial(_build_dataset, config, text, split, where))
@@ -124,11 +189,12 @@ def _build_dataset(config: Config, text: str, split: str, where: str) -> Dataset
     given: dict[str, Any] = {"split": split}
     if config.data.path is not None:
         given["path"] = config.data.path
-    with _say_where(config):
+    with _say_where(config, where):
         if transform is not None:
             if "transform" not in _read_parameters(_find_dataset(config, text, where)):
                 raise ConfigError(
-                    f"{name} takes no transform; remove it, or transform inside the dataset", key="data.transform"
+                    f"{name} takes no transform; remove it, or transform inside the dataset",
+                    key=f"data.transform.{split}",
                 )
             given["transform"] = transform if name in DATASETS else build_pipeline(transform)
         dataset = build_component(text, _find_datasets(config), **_place(config, "dataset", where), **given)
@@ -173,16 +239,21 @@ def _build_loss(config: Config) -> Callable[[Any, Any], Any]:
 
 
 def _plan_optimizer(config: Config) -> Callable[[Any], Optimizer]:
-    """Return a function (parameters) -> Optimizer; a misspelt name is an error already here."""
-    find_target(parse_call(config.optim.optimizer).name, OPTIMIZERS, **_place(config, "optimizer", "optim.optimizer"))
-    return functools.partial(_build_optimizer, config)
+    """Return a function (parameters) -> Optimizer; a wrong name or argument is an error already here."""
+    plan = functools.partial(_build_optimizer, config)
+    if parse_call(config.optim.optimizer).name in OPTIMIZERS:
+        plan([nn.Parameter(torch.empty(1, 1))])  # torch refuses a value only when it builds one
+    else:
+        given, place = ("parameters", "params", "lr", "weight_decay"), _place(config, "optimizer", "optim.optimizer")
+        check_component(config.optim.optimizer, OPTIMIZERS, **place, given=given)
+    return plan
 
 
 def _build_optimizer(config: Config, parameters: Any) -> Optimizer:
     given = {"parameters": parameters, "params": parameters, "lr": config.optim.lr}
     if config.optim.weight_decay is not None:
         given["weight_decay"] = config.optim.weight_decay
-    with _say_where(config):
+    with _say_where(config, "optim.optimizer"):
         try:
             place = _place(config, "optimizer", "optim.optimizer")
             return build_component(config.optim.optimizer, OPTIMIZERS, **place, **given)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -10,16 +11,21 @@ from typing import Any, Literal
 
 import torch
 
-from fulltilt.config import Config, plan_of
+from fulltilt.config import Config
 from fulltilt.data.loading.sampler import Share
 from fulltilt.engine.announce import is_out_of_memory
-from fulltilt.engine.build.assemble import build_workload
 from fulltilt.engine.build.budget import count_bytes, estimate_host_budget
-from fulltilt.engine.build.builder import build_run
+from fulltilt.engine.build.facts import count_dataset
 from fulltilt.engine.build.run import Run
+from fulltilt.engine.loop.endings import tell_failure
+from fulltilt.engine.loop.evaluate import evaluate
+from fulltilt.engine.loop.limits import read_limits
+from fulltilt.engine.loop.opening import Job, open_session
+from fulltilt.engine.loop.session import Session
 from fulltilt.engine.ranks.division import describe_split, find_obstacles
+from fulltilt.engine.ranks.world import ALONE
 from fulltilt.engine.step.cached_step import build_step
-from fulltilt.errors import FakeRunError, FulltiltError, strip_control_codes
+from fulltilt.errors import ConfigError, FakeRunError, FulltiltError, strip_control_codes
 from fulltilt.hardware import (
     Nvml,
     RealNvml,
@@ -72,21 +78,44 @@ def run_checks(
     """
     n_ranks, nvml = max(1, len(rank_devices)), RealNvml()
     items = [item for name in dict.fromkeys(rank_devices or (device,)) for item in check_gpu(name, nvml)]
-    try:
-        workload = build_workload(config)
-        run = build_run(config, plan_of(config), device=device, workload=workload, strict=False)
-    except Exception as error:  # boundary to the user's own model and data: whatever it raises is a finding
-        items.append(CheckItem("build", "problem", describe_error(error)))
-        return [*items, _check_data_path(config), _check_checkpoints(config)]
-    with run:
-        items += [_check_build(run), *_check_ranks(run, n_ranks)]
+    with contextlib.ExitStack() as stack:
+        try:
+            session = stack.enter_context(_open_session(config, device, out_dir))
+        except Exception as error:  # boundary to the user's own model and data: whatever it raises is a finding
+            items += _list_problems("build", error)
+            return [*items, _check_data_path(config), _check_checkpoints(config)]
+        run = session.run
+        items += [*_check_build(run), *_check_ranks(run, n_ranks)]
         forecast = [] if memory_limit_bytes is None else [_check_memory_limit(run, memory_limit_bytes, n_ranks)]
         items += forecast
-        if not any(item.verdict == "problem" for item in forecast):
-            items += _check_one_step(run, n_ranks, memory_limit_bytes)
-        items += [_check_validation(run), _check_workers(run, n_ranks), check_host_memory(run, n_ranks)]
+        fits = not any(item.verdict == "problem" for item in forecast)
+        items += _check_one_step(session, n_ranks, memory_limit_bytes) if fits else []
+        items.append(_check_validation(session, evaluates=fits))
+        items += [_check_workers(run, n_ranks), check_host_memory(run, n_ranks)]
         items += [_check_data_path(config), _check_checkpoints(config), _check_disk(run, config, out_dir)]
     return items
+
+
+def _open_session(config: Config, device: str, out_dir: Path) -> contextlib.AbstractContextManager[Session]:
+    """Open what ``train`` opens before its first step, by the same code; no folder is claimed."""
+    job = Job(
+        config=config,
+        limits=read_limits(config, None, None),
+        device=torch.device(device),
+        out_dir=out_dir,
+        listeners=(),
+        resume=False,
+        workload=None,
+        training_metrics=False,
+        world=ALONE,
+    )
+    return open_session(job, None)
+
+
+def _list_problems(name: str, error: Exception) -> list[CheckItem]:
+    """Make an item of each problem of an error."""
+    problems = (isinstance(error, ConfigError) and error.problems) or [error]
+    return [CheckItem(name, "problem", describe_error(problem)) for problem in problems]
 
 
 def check_gpu(device: str, nvml: Nvml) -> list[CheckItem]:
@@ -107,12 +136,12 @@ def check_gpu(device: str, nvml: Nvml) -> list[CheckItem]:
     return items
 
 
-def _check_build(run: Run) -> CheckItem:
+def _check_build(run: Run) -> list[CheckItem]:
     n_parameters = sum(p.numel() for p in run.setup.model.parameters())
     size = f"{run.n_samples} samples" if run.n_samples is not None else "a stream of samples"
     steps = f", {run.steps_per_epoch} steps an epoch" if run.steps_per_epoch else ""
     text = f"{run.workload.name}: {n_parameters:,} parameters, {size}{steps}"
-    return CheckItem("build", "note" if run.notes else "ok", "; ".join([text, *run.notes]))
+    return [CheckItem("build", "ok", text), *(CheckItem("build", "note", note) for note in run.notes)]
 
 
 def _check_ranks(run: Run, n_ranks: int) -> list[CheckItem]:
@@ -122,23 +151,26 @@ def _check_ranks(run: Run, n_ranks: int) -> list[CheckItem]:
     obstacles = find_obstacles(n_ranks, run.batch_size, run.config, run.workload, run.setup.model)
     if obstacles:
         return [CheckItem("ranks", "problem", obstacle) for obstacle in obstacles]
-    notes = describe_split(run.setup.model, run.loader, n_ranks)
-    return [CheckItem("ranks", "note" if len(notes) > 1 else "ok", "; ".join(notes))]
+    split, *notes = describe_split(run.setup.model, run.loader, n_ranks)
+    return [CheckItem("ranks", "ok", split), *(CheckItem("ranks", "note", note) for note in notes)]
 
 
-def _check_one_step(run: Run, n_ranks: int, memory_limit_bytes: int | None) -> list[CheckItem]:
+def _check_one_step(session: Session, n_ranks: int, memory_limit_bytes: int | None) -> list[CheckItem]:
     """Take one optimizer step on real batches: does it run, is the loss a number, how much memory does it take.
 
     Of several ranks it is the first one's, whose part of a batch is the largest.
     """
+    run = session.run
     is_gpu = run.device.type == "cuda"
     meter = MemoryMeter(run.device)
     meter.start()
     held_gib = 0.0 if is_gpu else (read_rss_bytes(os.getpid()) or 0) / GIB
     try:
-        batches = run.start_epoch(0)
-        outcome = build_step(run)(batches if n_ranks == 1 else _cut(batches, n_ranks), NullTimer())
-        loss = float(outcome.loss) if outcome is not None else math.nan
+        with tell_failure(session):
+            batches = session.start_epoch()
+            session.learning_rate.set_step(0)
+            outcome = session.step(batches if n_ranks == 1 else _cut(batches, n_ranks), NullTimer())
+            loss = float(outcome.loss) if outcome is not None else math.nan
     except Exception as error:  # boundary to the user's own model and data
         meter.stop()
         return [CheckItem("one step", "problem", describe_error(error))]
@@ -251,20 +283,27 @@ def _estimate(run: Run, batch: Any, batch_size: int, accumulate: int, n_ranks: i
     return estimate_memory(changed, -(-batch_size // n_ranks), batch=batch, build_step=build_step)
 
 
-def _check_validation(run: Run) -> CheckItem:
-    if run.workload.validation is None:
+def _check_validation(session: Session, *, evaluates: bool) -> CheckItem:
+    """Tell the validation set; ``evaluates`` evaluates one batch of it, where the run evaluates."""
+    run = session.run
+    if session.validation is None:
         if run.workload.assess is not None:
             return CheckItem("validation", "ok", "the task assesses the model itself at evaluations")
         return CheckItem("validation", "note", "there is no validation set: quality goes unseen")
+    n_samples = count_dataset(session.validation.dataset)
+    text = "a stream of samples" if n_samples is None else f"{n_samples} samples"
+    if session.limits.evaluate_every is None:
+        return CheckItem("validation", "note", f"{text}, never evaluated: run.evaluate_every is off")
+    if not evaluates:
+        return CheckItem("validation", "ok", text)
+    bare = dataclasses.replace(run, workload=dataclasses.replace(run.workload, assess=None))
+    n_asked = itertools.count()
     try:
-        dataset = run.workload.validation()
-        n_samples = len(dataset) if hasattr(dataset, "__len__") else None  # type: ignore[arg-type]
-        if n_samples == 0:
-            return CheckItem("validation", "problem", "the validation set holds 0 samples")
-        dataset[0]
+        with tell_failure(session):
+            evaluate(bare, session.validation, should_stop=lambda: next(n_asked) > 0)
     except Exception as error:  # boundary to the user's own data
         return CheckItem("validation", "problem", describe_error(error))
-    return CheckItem("validation", "ok", f"{n_samples} samples")
+    return CheckItem("validation", "ok", text)
 
 
 def _check_workers(run: Run, n_ranks: int) -> CheckItem:

@@ -72,7 +72,7 @@ def _save_batch(s: Session, step: int, loss: float) -> str:
             indices = sampler.compute_order()[first_sample : first_sample + n_samples].tolist()
         content = {
             "step": step,
-            "epoch": s.progress.epoch,
+            "epoch": s.progress.epoch + 1,
             "loss": loss,
             "first_sample": first_sample,
             "indices": indices,

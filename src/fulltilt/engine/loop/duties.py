@@ -40,9 +40,9 @@ def announce_start(s: Session) -> None:
         report=describe_start(run, budget),
     )
     if budget is not None and (problem := budget.find_problem()):
-        s.announce.note(problem, level="warning")
+        s.announce.note_once(problem, level="warning")
     for note in run.notes:
-        s.announce.note(note)
+        s.announce.note_once(note)
 
 
 def may_step(s: Session, stop: Stop) -> bool:
@@ -200,8 +200,7 @@ def _tell_late_notes(s: Session) -> None:
         if bad_samples is not None and (skipped := bad_samples.describe(split)):
             notes.append(skipped)
     for note in notes:
-        if note not in s.announce.notes:
-            s.announce.note(note)
+        s.announce.note_once(note)
 
 
 def _build_non_finite_error(s: Session, loss: float, interval: OpenInterval) -> NonFiniteLossError:
@@ -216,5 +215,6 @@ def _build_non_finite_error(s: Session, loss: float, interval: OpenInterval) -> 
         stored = f"{save_bad_batch(s, step=step, loss=losses[step - interval.step - 1])}; "
     return NonFiniteLossError(
         f"the loss is {loss} in {where} (learning rate {interval.lr:.3g}, precision {precision}); "
-        f"{stored}{describe_saved(s)}. {suggest_stability(precision)}"
+        f"{stored}{describe_saved(s)}. {suggest_stability(precision)}",
+        step=step,
     )

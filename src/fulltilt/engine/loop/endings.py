@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import re
+import traceback
 from collections.abc import Iterator
 
 from fulltilt.data import explain_loader_error
@@ -16,6 +17,7 @@ from fulltilt.levers import find_reports
 from fulltilt.records import Evaluated, RunEnded
 
 _NOT_DETERMINISTIC = re.compile(r"(?P<operator>\S+) does not have a deterministic implementation")
+TRACEBACK = "traceback.log"
 _NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
 
 
@@ -56,7 +58,11 @@ def tell_failure(s: Session) -> Iterator[None]:
         raise
     except Exception as error:  # told to the listeners, and raised again
         explained = _explain(s, error) or error
-        _announce_end(s, f"failed: {type(explained).__name__}: {explained}")
+        cause = explained.__cause__ or error
+        is_users = isinstance(explained, DataError) and not isinstance(cause, FulltiltError)
+        if is_users and explain_loader_error(cause):
+            explained = _keep_traceback(s, explained, cause)
+        _announce_end(s, f"failed: {type(explained).__name__}: {explained}", getattr(explained, "step", None))
         if explained is not error:
             raise explained from error
         raise
@@ -86,12 +92,23 @@ def finish(s: Session) -> TrainResult:
     )
 
 
-def _announce_end(s: Session, reason: str) -> None:
+def _keep_traceback(s: Session, explained: Exception, error: BaseException) -> Exception:
+    """Write the traceback of an error of the user's own code beside the run, and name the file."""
+    path = s.folder / TRACEBACK
+    try:
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
+    except OSError:  # a full disk: the message alone has to do
+        return explained
+    return DataError(f"{explained} (log: {path})")
+
+
+def _announce_end(s: Session, reason: str, step: int | None = None) -> None:
     s.watch.stop()
     for report in find_reports(s.run.plan, s.run.setup):
         s.announce.note(report)
     settle_checkpoint(s)
-    s.announce(RunEnded, reason=reason, step=s.progress.step, seconds=s.seconds, metrics=s.last_metrics)
+    step = s.progress.step if step is None else step
+    s.announce(RunEnded, reason=reason, step=step, seconds=s.seconds, metrics=s.last_metrics)
 
 
 def _explain(s: Session, error: Exception) -> FulltiltError | None:

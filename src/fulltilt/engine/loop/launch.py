@@ -1,18 +1,27 @@
-"""``train`` over several devices: whether to start processes of its own, and how they come back to ``train``."""
+"""``train`` in processes of its own: over several devices, or after memory ran out; how they come back to ``train``."""
 
+import contextlib
+import ctypes
 import dataclasses
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import cloudpickle
 
 from fulltilt.config import Config, plan_of
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.builder import check_device
 from fulltilt.engine.loop.endings import TrainResult
-from fulltilt.engine.loop.replan import RankReplanError
+from fulltilt.engine.loop.replan import MAX_REPLANS, RankReplanError
+from fulltilt.engine.loop.session import Restart
+from fulltilt.engine.loop.sizes import plan_sizes_after_crash
 from fulltilt.engine.ranks.causes import Cause
+from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.ranks.world import is_rank, plan_devices
 from fulltilt.levers import list_environment
-from fulltilt.records import CheckpointSaved, Event, Listener, Replanned, RunStarted
+from fulltilt.records import CheckpointSaved, Event, Evidence, Listener, Replanned, RunStarted, classify_outcome
+from fulltilt.tasks import Workload
 
 COMPILE_HANG_LIMIT_S = 600.0  # a rank may compile alone, for a batch of another size
 
@@ -20,6 +29,22 @@ COMPILE_HANG_LIMIT_S = 600.0  # a rank may compile alone, for a batch of another
 def must_launch(config: Config, device: str | None = None) -> bool:
     """Tell whether a run needs processes of its own: several devices, or a start anew when it dies."""
     return not is_rank() and (len(plan_devices(config, device)) > 1 or config.run.max_restarts > 0)
+
+
+def can_go_on_elsewhere(workload: Workload | None) -> bool:
+    """Tell whether a run may leave this process for a fresh one: torchrun watches its own, and not all can be sent."""
+    if is_rank():
+        return find_link() is not None  # the process that started this one starts the next
+    with contextlib.suppress(Exception):  # whatever the objects of a user do when they are pickled
+        return bool(cloudpickle.dumps(workload))
+    return False
+
+
+def give_back_memory() -> None:
+    """Give what objects have left behind to the system: another process needs it."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):  # another C library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def choose_hang_limit_s(wanted_s: float | None, *, compiles: bool) -> float:
@@ -30,9 +55,11 @@ def choose_hang_limit_s(wanted_s: float | None, *, compiles: bool) -> float:
 
 
 def train_in_ranks(
-    body: Callable[..., TrainResult], config: Config, listeners: Sequence[Listener], given: Mapping[str, Any]
+    body: Callable[..., TrainResult | Restart], config: Config, listeners: Sequence[Listener], given: Mapping[str, Any]
 ) -> TrainResult:
     """Run ``body(config, **given)`` in one process a device; ``listeners`` stay in this one.
+
+    One process alone that runs out of memory returns what the next one starts with, as ``given["after"]``.
 
     Raises:
         DeviceError: a device is not there. RankFailedError and others: see ``ranks.run_ranks``.
@@ -40,26 +67,60 @@ def train_in_ranks(
     from fulltilt.engine.ranks.group import run_ranks
 
     saved_step = 0  # of the newest checkpoint
+    after: Restart | None = given.get("after")
 
     def note_saved(event: Event) -> None:
         nonlocal saved_step
         if isinstance(event, RunStarted | CheckpointSaved):
             saved_step = event.first_step if isinstance(event, RunStarted) else event.step
 
+    def answer(cause: Cause) -> Mapping[str, Any] | None:
+        nonlocal after
+        again = plan_again(cause, saved_step, announcer)
+        if again is None and after is not None and len(devices) == 1:
+            again = plan_after_crash(cause, after, saved_step, announcer)
+        after = again["after"] if again is not None else after
+        return again
+
     announcer = Announcer([note_saved, *listeners])
-    result = run_ranks(
-        body,
-        {"config": config, **given},
-        devices=[str(check_device(name)) for name in plan_devices(config, given["device"])],
-        announcer=announcer,
-        max_restarts=config.run.max_restarts,
-        restarted_with={"resume": True},
-        plan_again=lambda cause: plan_again(cause, saved_step, announcer),
-        hang_limit_s=choose_hang_limit_s(config.run.hang_timeout_s, compiles=config.speed.compile),
-        start_limit_s=config.run.start_timeout_s,
-        environment=list_environment(plan_of(config)),
+    devices = [str(check_device(name)) for name in plan_devices(config, given["device"])]
+    while True:
+        result = run_ranks(
+            body,
+            {"config": config, **given, "after": after},
+            devices=devices,
+            announcer=announcer,
+            max_restarts=config.run.max_restarts,
+            restarted_with={"resume": True},
+            plan_again=answer,
+            hang_limit_s=choose_hang_limit_s(config.run.hang_timeout_s, compiles=config.speed.compile),
+            start_limit_s=config.run.start_timeout_s,
+            environment=list_environment(plan_of(config)),
+        )
+        if isinstance(result, TrainResult):
+            return dataclasses.replace(result, notes=(*announcer.notes, *result.notes))
+        after = result
+
+
+def plan_after_crash(cause: Cause, after: Restart, saved_step: int, announcer: Announcer) -> Mapping[str, Any] | None:
+    """Return what to start again with where the process that went on with less memory crashed, and tell it."""
+    evidence = Evidence(exit_code=cause.exit_code, had_run_out=True)
+    sizes = plan_sizes_after_crash(after.sizes)
+    if after.n_replans >= MAX_REPLANS or sizes is None or classify_outcome(evidence)[0] != "out_of_memory":
+        return None
+    step = max(saved_step, after.step)
+    announcer(Replanned, step=step, n_steps_lost=0, reason=cause.text, **dataclasses.asdict(sizes))
+    now = f"batch_size {sizes.batch_size} × accumulate {sizes.accumulate}"
+    announcer.note(
+        f"{cause.text}, as libraries do that are refused memory, and memory had run out before: the run goes on from "
+        f"the checkpoint of step {step} with {now}, the effective batch stays {sizes.batch_size * sizes.accumulate}",
+        level="warning",
     )
-    return dataclasses.replace(result, notes=(*announcer.notes, *result.notes))
+    n_replans, attempt = after.n_replans + 1, after.attempt + 1
+    restart = dataclasses.replace(
+        after, sizes=sizes, reason=cause.text, n_replans=n_replans, attempt=attempt, step=step
+    )
+    return {"after": restart}
 
 
 def plan_again(cause: Cause, saved_step: int, announcer: Announcer) -> Mapping[str, Any] | None:

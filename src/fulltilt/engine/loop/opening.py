@@ -14,20 +14,21 @@ import torch
 from fulltilt.config import Config, plan_of
 from fulltilt.data import GuardedLoader
 from fulltilt.engine.announce import Announcer, describe_resume, is_out_of_memory
+from fulltilt.engine.build.assemble import build_workload
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.checkpoints import checkpoint
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS, find_checkpoint
 from fulltilt.engine.loop.limits import Limits
 from fulltilt.engine.loop.promise import build_watch
-from fulltilt.engine.loop.session import Restart, Session, build_session
+from fulltilt.engine.loop.session import Restart, Session, build_session, plan_schedule
 from fulltilt.engine.loop.sizes import Sizes, apply_sizes, leave_out_tail
 from fulltilt.engine.ranks.world import World
-from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError
+from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError, UsageError
 from fulltilt.hardware import describe_process_state
 from fulltilt.levers import select_recipe
 from fulltilt.records import Listener, RunEnded
-from fulltilt.records.run_folder import RunFolder
+from fulltilt.records.run_folder import FolderChoice, RunFolder, find_folders
 from fulltilt.tasks import Workload
 
 
@@ -46,6 +47,14 @@ class Job:
     world: World
 
 
+_RESULTS = (NEWEST, PREVIOUS)
+
+
+def find_run_folders(usual: Path, config: Config) -> FolderChoice:
+    """Find the folder whose run ``config`` goes on with, and one for it to begin in, beside the usual one."""
+    return find_folders(usual, fingerprint_parts=_describe_run(config, None), command="train", results=_RESULTS)
+
+
 @contextlib.contextmanager
 def open_folder(job: Job) -> Iterator[None]:
     """Own the folder of this run until the block ends. Of several ranks the first one does, and writes.
@@ -56,7 +65,11 @@ def open_folder(job: Job) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if job.world.is_first:
             described = _describe_run(job.config, job.workload)
-            folder = RunFolder(job.out_dir, fingerprint_parts=described, command="train", results=(NEWEST, PREVIOUS))
+            try:
+                folder = RunFolder(job.out_dir, fingerprint_parts=described, command="train", results=_RESULTS)
+            except RunFolderError:
+                _check_data(job)
+                raise
             stack.enter_context(folder)
         yield
 
@@ -66,10 +79,17 @@ def open_session(job: Job, after: Restart | None) -> Iterator[Session]:
     """Build the run, and restore its checkpoint when resuming.
 
     After an attempt that ran out of memory, listeners are told when no other one can follow it.
+
+    Raises:
+        UsageError: code of the model or the data called ``sys.exit``; and whatever else building raises.
     """
     with contextlib.ExitStack() as stack:
         try:
             session = _build(job, after, stack)
+        except SystemExit as error:  # it would end the program, by 0 as if all were well
+            raise UsageError(
+                f"code of the model or the data called sys.exit({error.code!r}) as it was built"
+            ) from error
         except Exception as error:  # told to the listeners, and raised again
             if after is not None:
                 announce = Announcer(job.listeners, attempt=after.attempt)
@@ -145,8 +165,27 @@ def _describe_start(s: Session, loaded: checkpoint.LoadedCheckpoint | None, resu
         yield f"going on with {cut}: memory ran out earlier"
     if loaded is not None:
         yield describe_resume(s.progress.step, s.progress.epoch, s.limits.n_epochs, s.limits.max_steps)
+        yield _describe_schedule(s, loaded.state.get("n_epochs"))
     elif resume:
         yield f"there is no checkpoint in {s.folder} yet: starting at the first step"
+
+
+def _describe_schedule(s: Session, n_epochs_before: int | None) -> str:
+    """Say what becomes of the learning rate where a run goes on that is longer or shorter than when it was saved."""
+    n_epochs, schedule, step = s.limits.n_epochs, s.run.config.optim.schedule, s.progress.step
+    if n_epochs_before in (None, n_epochs) or not s.run.steps_per_epoch or s.is_over:
+        return ""
+    before = plan_schedule(s.run, dataclasses.replace(s.limits, n_epochs=n_epochs_before))
+    compute_lr = s.learning_rate.compute_lr
+    rates = f"{compute_lr(step):.3g} where it stood at {compute_lr(max(0, step - 1), before):.3g}"
+    length = f"the run has {n_epochs} epochs, {n_epochs_before} when it was saved"
+    last = min(n_epochs, n_epochs_before) * s.run.steps_per_epoch - 1
+    if all(compute_lr(at, before) == compute_lr(at) for at in (step, max(step, last))):
+        return f"{length}: schedule {schedule} does not depend on that, its learning rates stay"
+    return (
+        f"{length}: schedule {schedule} spans all {n_epochs} now, so the learning rate goes on at {rates}; another "
+        f"folder (--out) trains {n_epochs} epochs from the start"
+    )
 
 
 def _restore(session: Session, loaded: checkpoint.LoadedCheckpoint) -> checkpoint.LoadedCheckpoint:
@@ -199,6 +238,7 @@ def _find_start(job: Job, *, resume: bool) -> checkpoint.LoadedCheckpoint | None
     out_dir, world = job.out_dir, job.world
     if not resume:
         if find_checkpoint(out_dir):
+            _check_data(job)
             raise RunFolderError(
                 f"{out_dir} holds a checkpoint of this run; go on with --resume, or give another folder with --out"
             )
@@ -208,6 +248,12 @@ def _find_start(job: Job, *, resume: bool) -> checkpoint.LoadedCheckpoint | None
     if path is None or world.is_first:
         return loaded
     return checkpoint.LoadedCheckpoint(state=checkpoint.read_state(path), path=path, note=None)
+
+
+def _check_data(job: Job) -> None:
+    """Raise what is wrong with the data: told before a full folder is, since another one would not help."""
+    workload = job.workload or build_workload(job.config)
+    workload.dataset()
 
 
 def _describe_run(config: Config, workload: Workload | None) -> dict[str, Any]:

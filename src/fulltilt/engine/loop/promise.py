@@ -1,8 +1,8 @@
 """Compares a run with the speed that ``tune`` measured for its plan, and says why it is slower.
 
-``tune --apply`` writes ``run.promise`` into the configuration: the speed, and the plan, machine, model and data that it
-holds for. Live speed is compared in windows of training time. After several slow windows in a row the machine is read
-once more, and ``find_reasons`` compares that reading with the one from when the run was fast.
+``tune --apply`` has ``run.promise`` of the configuration name a file of the search: the speed, and the plan, machine,
+model and data that it holds for. Live speed is compared in windows of training time. After several slow windows in a
+row the machine is read once more, and ``find_reasons`` compares that reading with the one from when the run was fast.
 """
 
 import dataclasses
@@ -10,10 +10,10 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
-from fulltilt.config.model import Promise
 from fulltilt.engine.build.facts import describe_data, name_device, name_model
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.step.data_waits import DataWaits
@@ -29,6 +29,7 @@ from fulltilt.hardware import (
 )
 from fulltilt.levers import compute_plan_digest
 from fulltilt.measure.utilization import find_device_index
+from fulltilt.records.promise import Promise, read_promise
 
 WINDOW_S = 2.0  # of training; single intervals of a few milliseconds say nothing
 N_SLOW_WINDOWS = 3
@@ -209,9 +210,15 @@ class MachineLook:
 
 def build_watch(run: Run) -> tuple[PromiseWatch | None, str | None]:
     """Build what compares the run with its promise, with a note on why there is none, or on a promise of little use."""
-    promise, n_ranks = run.config.run.promise, run.world.n_ranks
-    if promise is None:
+    file, n_ranks = run.config.run.promise, run.world.n_ranks
+    if file is None:
         return None, None
+    promise = read_promise(path := Path(run.config.base_dir, file))
+    if isinstance(promise, str):
+        return None, (
+            f"run.promise names {path}, which cannot be read ({promise}): this run is not held to the speed it was "
+            "tuned for; fulltilt tune --apply writes a new one"
+        )
     if promise.n_ranks != n_ranks:
         return None, (
             f"run.promise was measured with run.n_ranks {promise.n_ranks}, and this run has {n_ranks}: it is not held "

@@ -4,6 +4,10 @@
 step, and the next attempt opens from there with other ``Sizes``. An update that was interrupted cannot be taken back:
 the run then goes on from the newest checkpoint, and says how many steps it trains again. No batch is left out.
 
+On a CPU the next attempt is a process of its own, as one rank (``launch.py``): a library that was refused memory may be
+left in any state, and oneDNN then fails or crashes at sizes that fit. An allocator of a device refuses before anything
+is done, and a second process would take its own context from the device: there this process goes on.
+
 Of several ranks the one that ran out cannot tell the others, which wait for it in a collective. It ends with a
 ``RankReplanError``, and the process that started the ranks starts all of them again from the newest checkpoint
 (``launch.py``).
@@ -24,7 +28,9 @@ from fulltilt.errors import DeviceMemoryError
 from fulltilt.records import Replanned
 
 MAX_REPLANS = 8  # of one process
-PLACES = {"step": "in a step", "update": "in the update", "evaluation": "in an evaluation"}
+PLACES = {"step": "in a step", "update": "in the update"} | dict.fromkeys(
+    ("evaluation", "assessment"), "in an evaluation"
+)
 
 
 class RankReplanError(DeviceMemoryError):
@@ -56,7 +62,13 @@ def plan_replan(s: Session, error: BaseException) -> Restart | None:
     reason = f"out of memory {PLACES[s.run.doing]} after step {step} with {sizes_now} ({read_first_line(error)})"
     attempt, n_replans = s.announce.attempt + 1, s.n_replans + 1
     restart = Restart(
-        sizes=sizes, reason=reason, n_replans=n_replans, attempt=attempt, started_s=s.started_s, step=step
+        sizes=sizes,
+        reason=reason,
+        n_replans=n_replans,
+        attempt=attempt,
+        started_s=s.started_s,
+        step=step,
+        in_fresh_process=s.run.device.type == "cpu" and not isinstance(error, torch.OutOfMemoryError),
     )
     if s.run.world.is_divided:
         raise RankReplanError(_describe_change(s, restart), restart=restart, first_step=s.first_step) from error
@@ -94,7 +106,7 @@ def describe_hopeless(s: Session, error: BaseException) -> str:
     """Say what the user can do where the run does not go on by itself."""
     run, at = s.run, f"after step {s.progress.step} with batch_size {s.run.plan['batch_size']}"
     message = f"out of memory on {run.device} {at} ({read_first_line(error)})"
-    if run.doing == "assessment":  # it reads its samples by itself
+    if run.doing == "assessment" and not hasattr(run.workload.assess, "batch_size"):  # it reads its samples by itself
         return (
             f"{message} in the assessment of {run.workload.name} (workload.assess), which no batch size changes; let "
             "it take fewer samples at a time, or set run.evaluate_every to null; --resume goes on from the last "
@@ -119,7 +131,7 @@ def describe_hopeless(s: Session, error: BaseException) -> str:
 
 def _plan_smaller(s: Session) -> Sizes | None:
     """Plan smaller batches for what the run does now; None where batches are not what it needs memory for."""
-    if s.run.doing == "evaluation":
+    if s.run.doing in ("evaluation", "assessment"):
         return plan_evaluation_sizes(s.run, s.sizes)
     return plan_sizes(s.run, s.sizes) if s.run.doing in ("step", "update") else None
 

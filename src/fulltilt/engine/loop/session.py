@@ -23,7 +23,7 @@ from fulltilt.engine.loop.sizes import LastStep, Sizes, find_obstacle
 from fulltilt.engine.step.cached_step import build_step
 from fulltilt.engine.step.phase_sample import PhaseSample
 from fulltilt.engine.step.rng import capture_rng, restore_rng, seed_everything
-from fulltilt.engine.step.schedule import LearningRate, build_schedule
+from fulltilt.engine.step.schedule import LearningRate, Schedule, build_schedule
 from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import ConfigError, RunFolderError
 from fulltilt.records import Evaluated
@@ -61,6 +61,7 @@ class Restart:
     step: int  # where the run stands, should the attempt not even begin; with the metrics there
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    in_fresh_process: bool = False  # where that can be: this one was refused memory in the middle of some library
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -144,6 +145,7 @@ class Session:
             "rng_of_ranks": rng_of_ranks,
             "loader_rng": self.loader_state if self.progress.step_in_epoch else run.loader_generator.get_state(),
             "n_dataset": run.n_samples,
+            "n_epochs": self.limits.n_epochs,
             "evaluations": [dataclasses.asdict(evaluated) for evaluated in self.evaluations],
         }
         if run.is_sharded:
@@ -222,7 +224,7 @@ def build_session(
         folder=folder,
         announce=announce or Announcer(()),
         step=build_step(run, observe=meter.observe if with_metrics else None),
-        learning_rate=_build_learning_rate(run, limits),
+        learning_rate=LearningRate(run.setup.optimizer, plan_schedule(run, limits, run.notes)),
         progress=progress,
         meter=meter,
         watch=Stopwatch(progress),
@@ -263,7 +265,12 @@ def _check_data(run: Run, loaded: checkpoint.LoadedCheckpoint) -> None:
         )
 
 
-def _build_learning_rate(run: Run, limits: Limits) -> LearningRate:
+def plan_schedule(run: Run, limits: Limits, notes: list[str] | None = None) -> Schedule:
+    """Build the learning-rate schedule over the epochs of ``limits``; ``notes`` gets what was shortened.
+
+    Raises:
+        ConfigError: it needs a length, and streaming data has none.
+    """
     optim = run.config.optim
     # The schedule spans the epochs: max_steps is where to leave, not another recipe.
     total = run.steps_per_epoch * limits.n_epochs if run.steps_per_epoch else limits.max_steps
@@ -277,5 +284,5 @@ def _build_learning_rate(run: Run, limits: Limits) -> LearningRate:
         total = 1
     n_steps = int(total)
     per_epoch = run.steps_per_epoch or n_steps
-    schedule = build_schedule(optim.schedule, total_steps=n_steps, steps_per_epoch=per_epoch, warmup=optim.warmup)
-    return LearningRate(run.setup.optimizer, schedule)
+    lengths = {"total_steps": n_steps, "steps_per_epoch": per_epoch}
+    return build_schedule(optim.schedule, **lengths, warmup=optim.warmup, notes=notes)

@@ -52,19 +52,31 @@ class LastStep:
 
 def plan_sizes(run: Run, sizes: Sizes | None) -> Sizes | None:
     """Plan the next smaller micro-batch that divides the effective batch; None where a rank would get no sample."""
-    effective = run.plan["batch_size"] * run.plan["accumulate"]
-    val_batch_size = sizes.val_batch_size if sizes is not None else None
-    for batch_size in range(int(run.plan["batch_size"] * SHRINK), run.world.n_ranks - 1, -1):
-        if effective % batch_size == 0:
-            accumulate = effective // batch_size
-            return Sizes(batch_size=batch_size, accumulate=accumulate, val_batch_size=val_batch_size)
+    now = (run.plan["batch_size"], run.plan["accumulate"])
+    return _divide(*now, sizes.val_batch_size if sizes is not None else None, at_least=run.world.n_ranks)
+
+
+def plan_sizes_after_crash(sizes: Sizes) -> Sizes | None:
+    """Plan smaller batches of both kinds where a process could not say what it needed memory for."""
+    val_batch_size = max(1, (sizes.val_batch_size or sizes.batch_size) // 2)
+    return _divide(sizes.batch_size, sizes.accumulate, val_batch_size)
+
+
+def _divide(batch_size: int, accumulate: int, val_batch_size: int | None, at_least: int = 1) -> Sizes | None:
+    effective = batch_size * accumulate
+    for smaller in range(int(batch_size * SHRINK), at_least - 1, -1):
+        if effective % smaller == 0:
+            return Sizes(batch_size=smaller, accumulate=effective // smaller, val_batch_size=val_batch_size)
     return None
 
 
 def plan_evaluation_sizes(run: Run, sizes: Sizes | None) -> Sizes | None:
     """Halve the validation batch and leave training as it is: means over samples do not depend on it."""
-    known = sizes.val_batch_size if sizes is not None else None
-    val_batch_size = (known or run.config.data.val_batch_size or run.batch_size) // 2
+    if run.doing == "assessment":
+        val_batch_size = getattr(run.workload.assess, "batch_size", 0) // 2
+    else:
+        known = sizes.val_batch_size if sizes is not None else None
+        val_batch_size = (known or run.config.data.val_batch_size or run.batch_size) // 2
     if not val_batch_size:
         return None
     plan = run.plan

@@ -12,7 +12,7 @@ from fulltilt.engine.build.builder import check_device
 from fulltilt.engine.interrupt import Stop, catch_signals
 from fulltilt.engine.loop import duties
 from fulltilt.engine.loop.endings import TrainResult, finish, tell_failure
-from fulltilt.engine.loop.launch import must_launch, train_in_ranks
+from fulltilt.engine.loop.launch import can_go_on_elsewhere, give_back_memory, must_launch, train_in_ranks
 from fulltilt.engine.loop.limits import read_limits
 from fulltilt.engine.loop.opening import Job, open_folder, open_session
 from fulltilt.engine.loop.replan import plan_replan, prepare_restart
@@ -64,7 +64,6 @@ def train(
     max_steps: int | None = None,
     training_metrics: bool = False,
     memory_limit_bytes: int | None = None,
-    after: Restart | None = None,
 ) -> TrainResult:
     """Train to the end, or to the first Ctrl-C or SIGTERM; the checkpoint in ``out_dir`` goes on from there.
 
@@ -77,7 +76,6 @@ def train(
         max_steps: Leave after so many optimizer steps of the whole run. Schedules keep to the epochs.
         training_metrics: Compute the workload's metrics on training batches too; costs a few operators per step.
         memory_limit_bytes: What this process may use from now on: imitates a smaller card, or a smaller machine.
-        after: What ranks take over from their start before this one; ``launch.py`` gives it.
 
     Raises:
         NonFiniteLossError: the loss or a weight became NaN or infinite; the last checkpoint is from before that, and
@@ -88,18 +86,45 @@ def train(
         RankFailedError: a process of several died, hung or failed, and ``run.max_restarts`` did not help.
         KeyboardInterrupt: Ctrl-C, after the step in progress and a checkpoint. SIGTERM takes its course likewise.
     """
-    limits = read_limits(config, epochs, max_steps)
-    if must_launch(config, device):
-        given = {"out_dir": str(out_dir), "resume": resume, "epochs": epochs, "device": device, "max_steps": max_steps}
-        given |= {"workload": workload, "training_metrics": training_metrics, "memory_limit_bytes": memory_limit_bytes}
-        return train_in_ranks(_train_as_rank, config, listeners, given)
+    read_limits(config, epochs, max_steps)
+    given = {"out_dir": str(out_dir), "resume": resume, "epochs": epochs, "device": device, "max_steps": max_steps}
+    given |= {"workload": workload, "training_metrics": training_metrics, "memory_limit_bytes": memory_limit_bytes}
+    after = None
+    if not must_launch(config, device):
+        ended = _train_here(config, listeners=listeners, **given)
+        if isinstance(ended, TrainResult):
+            return ended
+        after = ended
+        give_back_memory()
+    return train_in_ranks(_train_as_rank, config, listeners, {**given, "after": after})
+
+
+def _train_here(
+    config: Config,
+    *,
+    out_dir: str | Path,
+    listeners: Sequence[Listener],
+    resume: bool,
+    epochs: int | None,
+    device: str | None,
+    workload: Workload | None,
+    max_steps: int | None,
+    training_metrics: bool,
+    memory_limit_bytes: int | None,
+    after: Restart | None = None,
+) -> TrainResult | Restart:
+    """Train in this process; where memory runs out, return what a fresh one goes on with.
+
+    Args:
+        after: What this process takes over from the one before it, which ran out of memory.
+    """
     world, name = join_devices(plan_devices(config, device))
     chosen = check_device(name)  # first: a device that is not there leaves no folder behind
     if memory_limit_bytes is not None:
         apply_memory_limit(chosen, memory_limit_bytes)
     job = Job(
         config=config,
-        limits=limits,
+        limits=read_limits(config, epochs, max_steps),
         device=chosen,
         out_dir=Path(out_dir),
         listeners=listeners if world.is_first else (),
@@ -111,19 +136,23 @@ def train(
     return _take_attempts(job, after)
 
 
-def _take_attempts(job: Job, after: Restart | None) -> TrainResult:
-    """Train until an attempt ends otherwise than by a want of memory that smaller micro-batches answer."""
+def _take_attempts(job: Job, after: Restart | None) -> TrainResult | Restart:
+    """Train until an attempt ends otherwise than by a want of memory that smaller micro-batches answer here."""
     with catch_signals() as stop, open_folder(job):
         while True:
             with open_session(job, after) as session:
                 with tell_failure(session):
                     after = _fit_or_replan(session, job.world.agree_on(stop))
                 if after is None:
-                    result = finish(session)
+                    ended = finish(session)
                     break
             del session  # the next attempt has the memory for itself
+            is_stopping = bool(job.world.agree_on(stop))  # then an attempt here has nothing to do but to say so
+            if after.in_fresh_process and not is_stopping and can_go_on_elsewhere(job.workload):
+                ended = after
+                break
     stop.deliver()
-    return result
+    return ended
 
 
 def _fit_or_replan(s: Session, stop: Stop) -> Restart | None:
@@ -139,8 +168,8 @@ def _fit_or_replan(s: Session, stop: Stop) -> Restart | None:
     return prepare_restart(s, replan)  # the error and its frames are gone here, and so is what they held of the device
 
 
-def _train_as_rank(config: Config, **given: Any) -> TrainResult:
-    """Train as one of several processes; the first one tells the process that started them."""
+def _train_as_rank(config: Config, **given: Any) -> TrainResult | Restart:
+    """Train as a process that another one started; the first of several tells that one."""
     link = find_link()
     assert link is not None
-    return train(config, listeners=[link.send_event] if link.rank == 0 else (), **given)
+    return _train_here(config, listeners=[link.send_event] if link.rank == 0 else (), **given)

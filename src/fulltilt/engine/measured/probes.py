@@ -56,7 +56,7 @@ def run_device_probe(
     resident = [place(batch) for batch in itertools.islice(fetch_batches(run.start_epoch(0)), N_RESIDENT)]
     run.close()
     if not resident:
-        raise DataError(f"the training set of {run.workload.name} yielded no batch in epoch 0")
+        raise DataError(f"the training set of {run.workload.name} yielded no batch in the first epoch")
     whole = [batch for batch in resident if count_samples(batch) == run.batch_size] or resident
     return run_measured(
         run,

@@ -21,6 +21,7 @@ class Cause:
     kind: Literal["failed", "died", "hung"]
     text: str
     failure: Failure | None = None
+    exit_code: int | None = None  # of one that died
 
     @property
     def is_consequence(self) -> bool:

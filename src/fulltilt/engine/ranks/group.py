@@ -28,7 +28,7 @@ from fulltilt.engine.ranks.hangs import Sight, Standstill, advance, is_starting
 from fulltilt.engine.ranks.process import N_CELLS, PHASES, Failure, Marks
 from fulltilt.errors import UsageError
 from fulltilt.hardware import count_usable_cores, is_process_stopped
-from fulltilt.records import RunEnded, RunStarted, StepsDone
+from fulltilt.records import Noted, RunEnded, RunStarted, StepsDone
 
 POLL_S = 0.1
 CAUSE_GRACE_S = 2.0  # after the first rank failed: the cause may be told later than what followed from it
@@ -154,6 +154,8 @@ def run_ranks(
             given = {**given, **(restarted_with or {})}
             again = f"all ranks start again from the newest checkpoint ({n_restarts} of {max_restarts} restarts)"
             announcer.note(f"{cause.text}; {again}", level="warning")
+    if stop:
+        relay.tell_end("interrupted")  # where a rank ended to go on in a fresh process, which will not start
     stop.deliver()
     return result
 
@@ -166,9 +168,14 @@ class _Relay:
         self._started: RunStarted | None = None
         self._step = 0
         self._began_s = time.monotonic()
+        self._noted: set[str] = set()  # by a start before this one
 
     def __call__(self, event: Any) -> None:
-        if isinstance(event, RunStarted):
+        if isinstance(event, Noted) and event.level == "note":
+            if event.message in self._noted:
+                return
+            self._noted.add(event.message)
+        elif isinstance(event, RunStarted):
             self._started, self._step, self._began_s = event, event.first_step, time.monotonic()
         elif isinstance(event, StepsDone):
             self._step = event.step
@@ -297,7 +304,7 @@ class _Attempt:
 
     def _note_exit(self, rank: _Rank, code: int | None) -> None:
         rank.outcome = "gone"
-        self._causes.append(Cause(rank=rank.index, kind="died", text=rank.describe_died(code)))
+        self._causes.append(Cause(rank=rank.index, kind="died", text=rank.describe_died(code), exit_code=code))
 
     def _look_for_hanging(self, marks: Marks, now_s: float) -> None:
         sights = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from fulltilt.config import build_component
+from fulltilt.config import build_component, check_component, parse_call
 from fulltilt.config.quantities import parse_warmup
 from fulltilt.errors import ConfigError
 
@@ -65,6 +65,7 @@ def onecycle(
     warmup: float | int | str = 0.3,
     start_div: float = 25.0,
     final_div: float = 1e4,
+    notes: list[str] | None = None,
 ) -> Schedule:
     """Rise from ``1 / start_div`` to 1, then fall to ``1 / (start_div × final_div)``, each by half a cosine.
 
@@ -73,7 +74,7 @@ def onecycle(
     """
     _require("start_div", start_div, at_least=1.0)
     _require("final_div", final_div, at_least=1.0)
-    rise = count_warmup_steps(warmup, total_steps, steps_per_epoch)
+    rise = count_warmup_steps(warmup, total_steps, steps_per_epoch, notes)
     start, final = 1.0 / start_div, 1.0 / (start_div * final_div)
 
     def factor(taken: int) -> float:
@@ -89,7 +90,14 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = MappingProxyType(
 )
 
 
-def build_schedule(spec: Any, *, total_steps: int, steps_per_epoch: int, warmup: float | int | str = 0) -> Schedule:
+def build_schedule(
+    spec: Any,
+    *,
+    total_steps: int,
+    steps_per_epoch: int,
+    warmup: float | int | str = 0,
+    notes: list[str] | None = None,
+) -> Schedule:
     """Build the schedule that ``spec`` (``"cosine(final=0.01)"``) names, with a linear warm-up in front.
 
     The named schedule runs over the steps that the warm-up leaves, except milestones in epochs, which count
@@ -98,12 +106,14 @@ def build_schedule(spec: Any, *, total_steps: int, steps_per_epoch: int, warmup:
     Args:
         total_steps: Optimizer steps of the whole run.
         warmup: A fraction of the run (0.05), optimizer steps (500), or epochs ("1 epoch"); 0: none.
+        notes: Gets a sentence where a warm-up is shortened.
 
     Raises:
         ConfigError: unknown name or argument, or a value out of its range.
     """
-    n_warmup = count_warmup_steps(warmup, total_steps, steps_per_epoch)
+    n_warmup = count_warmup_steps(warmup, total_steps, steps_per_epoch, notes)
     given: dict[str, Any] = {"total_steps": max(1, total_steps - n_warmup), "steps_per_epoch": steps_per_epoch}
+    given["notes"] = notes
     main = build_component(spec, SCHEDULES, kind="schedule", where="optim.schedule", **given)
     if n_warmup == 0:
         return main
@@ -116,21 +126,34 @@ def build_schedule(spec: Any, *, total_steps: int, steps_per_epoch: int, warmup:
     return factor
 
 
-def count_warmup_steps(warmup: float | int | str, total_steps: int, steps_per_epoch: int) -> int:
-    """Return the optimizer steps of a warm-up.
+def check_schedule(spec: str, *, base_dir: str | None = None) -> None:
+    """Raise the ConfigError of ``build_schedule``, whatever the length of the run; a user's own is not called."""
+    if parse_call(spec).name in SCHEDULES:
+        build_schedule(spec, total_steps=1_000_000, steps_per_epoch=1000)
+    else:
+        given = ("total_steps", "steps_per_epoch", "notes")
+        check_component(spec, SCHEDULES, kind="schedule", where="optim.schedule", base_dir=base_dir, given=given)
+
+
+def count_warmup_steps(
+    warmup: float | int | str, total_steps: int, steps_per_epoch: int, notes: list[str] | None = None
+) -> int:
+    """Return the optimizer steps of a warm-up; one as long as the run is shortened to half of it, with a note.
 
     Raises:
-        ConfigError: it is no length of training, or as long as the run.
+        ConfigError: it is no length of training.
     """
     length = parse_warmup(warmup)
     per_unit = {"steps": 1, "epochs": steps_per_epoch, "fraction": total_steps}[length.unit]
     n_steps = round(length.count * per_unit)
-    if n_steps and n_steps >= total_steps:
-        raise ConfigError(
-            f"a warm-up of {n_steps} steps leaves nothing of a run of {total_steps} steps; use fewer, or more epochs",
-            key="optim.warmup",
+    if not n_steps or n_steps < total_steps:
+        return n_steps
+    if notes is not None:
+        notes.append(
+            f"a warm-up of {n_steps:,} steps ({warmup}) leaves nothing of a run of {total_steps:,}: it is shortened to "
+            f"{total_steps // 2:,}, half of the run"
         )
-    return n_steps
+    return total_steps // 2
 
 
 class LearningRate:
@@ -151,9 +174,9 @@ class LearningRate:
         for group, base in zip(self._optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base * factor
 
-    def compute_lr(self, steps_taken: int) -> float:
-        """Return the first group's rate for the step that comes after ``steps_taken``."""
-        return self._base_lrs[0] * self._schedule(steps_taken)
+    def compute_lr(self, steps_taken: int, schedule: Schedule | None = None) -> float:
+        """Return the first group's rate for the step that comes after ``steps_taken``, as another schedule has it."""
+        return self._base_lrs[0] * (schedule or self._schedule)(steps_taken)
 
 
 def _share(taken: int, total_steps: int) -> float:

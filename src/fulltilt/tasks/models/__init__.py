@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from fulltilt.config import ComponentCall, build_component, parse_call
+from fulltilt.config import ComponentCall, build_component, check_component, parse_call
 from fulltilt.errors import ConfigError
+from fulltilt.tasks.facts import FACTS
 from fulltilt.tasks.models.bilm import BiLM
 from fulltilt.tasks.models.convolutional import MLP, SmallCNN
 from fulltilt.tasks.models.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
@@ -17,7 +18,7 @@ from fulltilt.tasks.models.whitened_cnn import WhitenedCNN
 from fulltilt.tasks.models.wideresnet import WideResNet
 from fulltilt.tasks.vision import find_timm_model, find_torchvision_model
 
-__all__ = ["MODELS", "build_model"]
+__all__ = ["MODELS", "build_model", "check_model"]
 
 MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
@@ -50,13 +51,23 @@ def build_model(
 
     Raises:
         ConfigError: no such model or argument, a library that is not installed, pretrained weights asked for, or
-            something that is not a module.
+            something that is not a module; of an own model or one of torch, a value that it refuses itself.
     """
     call = _translate(parse_call(call) if isinstance(call, str) else call)
-    model = build_component(call, MODELS, kind="model", where=where, base_dir=base_dir, **facts)
+    try:
+        model = build_component(call, MODELS, kind="model", where=where, base_dir=base_dir, **facts)
+    except (TypeError, ValueError, AssertionError) as error:
+        if ":" in call.name and not call.name.startswith(("torch.", "torch:")):  # the user's own code keeps its trace
+            raise
+        raise ConfigError(f"{call}: {error}; correct its arguments", key=where) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{call} returned {type(model).__name__}, expected an nn.Module", key=where)
     return model
+
+
+def check_model(text: str, *, where: str = "model", base_dir: str | None = None) -> None:
+    """Raise the ConfigError of ``build_model`` as far as neither the data nor the model's own code is needed for it."""
+    check_component(_translate(parse_call(text)), MODELS, kind="model", where=where, base_dir=base_dir, given=FACTS)
 
 
 def _translate(call: ComponentCall) -> ComponentCall:

@@ -8,6 +8,7 @@ stays as it is there. A file that then holds another plan than the one that was 
 import contextlib
 import dataclasses
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fulltilt.config import ComponentCall, Config, check_writable, load_config, 
 from fulltilt.errors import NoPlanError, UsageError
 from fulltilt.levers import BATCH, compute_plan_digest, load_catalogue
 from fulltilt.records import PROBES, Plan, encode
+from fulltilt.records.promise import Promise, read_promise, write_promise
 from fulltilt.report.gain import say_speedup
 from fulltilt.tuner.answer.picks import Pick
 from fulltilt.tuner.answer.result import TuneResult
@@ -137,7 +139,7 @@ def _find_rate(config: Config) -> tuple[str, float]:
     return "optim.lr", config.optim.lr
 
 
-def build_promise(result: TuneResult, pick: Pick) -> dict[str, Any] | None:
+def build_promise(result: TuneResult, pick: Pick) -> Promise | None:
     """Build what ``train`` holds a run of the plan against: its speeds in turns, and the interval of its whole run.
 
     None where the plan took turns in less than two groups: one process says nothing of how much the next differs.
@@ -147,21 +149,19 @@ def build_promise(result: TuneResult, pick: Pick) -> dict[str, Any] | None:
     if len(turns) < 2:
         return None
     rates = [*(trial.samples_per_s_ci95 or ()), *(row.samples_per_s or 0.0 for row in turns)]
-    promise: dict[str, Any] = {
-        "samples_per_s": [float(f"{min(rates):.5g}"), float(f"{max(rates):.5g}")],
-        "plan": compute_plan_digest(trial.plan),
-        "machine": result.machine.hostname_hash,
-    }
-    promise |= {name: result.workload[key] for name, key in MEASURED_ON.items() if result.workload.get(key) is not None}
-    if trial.n_devices > 1:
-        promise["n_ranks"] = trial.n_devices
-    if isinstance(trial.observed.get("threads"), int):
-        promise["threads"] = trial.observed["threads"]
-    if trial.is_busy:
-        promise["cpu_pressure_pct"] = round(trial.cpu_pressure_pct or 0.0, 1)
+    threads, data_wait_pct = trial.observed.get("threads"), None
     if phases is not None and phases.data_wait is not None and phases.step:
-        promise["data_wait_pct"] = round(100 * phases.data_wait / phases.step, 1)
-    return promise
+        data_wait_pct = round(100 * phases.data_wait / phases.step, 1)
+    return Promise(
+        samples_per_s=(float(f"{min(rates):.5g}"), float(f"{max(rates):.5g}")),
+        plan=compute_plan_digest(trial.plan),
+        machine=result.machine.hostname_hash,
+        **{name: result.workload.get(key) for name, key in MEASURED_ON.items()},
+        n_ranks=trial.n_devices,
+        threads=threads if isinstance(threads, int) else None,
+        cpu_pressure_pct=round(trial.cpu_pressure_pct or 0.0, 1) if trial.is_busy else None,
+        data_wait_pct=data_wait_pct,
+    )
 
 
 def check_target(path: str | Path, *, searched: Config) -> Config:
@@ -219,7 +219,7 @@ def _is_place(value: object, base_dir: str) -> bool:
 
 
 def apply_result(result: TuneResult, path: str | Path, *, pick: Pick, searched: Config) -> Applied:
-    """Write a picked plan into the file ``path``.
+    """Write a picked plan into the file ``path``, and its promise into the folder of the search.
 
     A file that trains in another number of processes than the search measured gets no promise. A promise of an earlier
     search that is of another plan than the file's goes.
@@ -240,11 +240,16 @@ def apply_result(result: TuneResult, path: str | Path, *, pick: Pick, searched: 
             f"how {pick.trial.id} compares with them; run the same command again, or with a larger --budget: its rows "
             "are kept"
         )
-    changes, notes, note, old = dict(planned.values), planned.notes, "fulltilt tune", config.run.promise
+    changes, notes, note = dict(planned.values), planned.notes, "fulltilt tune"
     is_measured = planned.plan == pick.trial.plan and count_ranks(config) == pick.trial.n_devices
     promise = build_promise(result, pick) if is_measured else None
-    if promise is not None or (old is not None and old.plan != compute_plan_digest(planned.plan)):
-        changes["run.promise"] = promise
+    here = Path(path).resolve().parent
+    if promise is not None:
+        changes["run.promise"] = os.path.relpath(write_promise(Path(result.folder or "."), promise), here)
+    elif config.run.promise is not None:
+        old = read_promise(here / config.run.promise)
+        if isinstance(old, str) or old.plan != compute_plan_digest(planned.plan):
+            changes["run.promise"] = None
     if is_measured and promise is None:
         notes = (*notes, "no run.promise was written: the plan took turns with others in less than two groups")
     if not changes:

@@ -9,6 +9,7 @@ from fulltilt.config import Config, parse_bytes, parse_duration_s
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import compute_usable_device_bytes, list_rank_devices, resolve_device
 from fulltilt.records import Machine
+from fulltilt.tuner.question.default_budget import DEFAULT_BUDGET_S, QUICK_BUDGET_S
 
 LearningRateRule = Literal["sqrt", "linear", "none"]
 
@@ -27,12 +28,14 @@ class TuneOptions:
     device: str
     memory_limit_bytes: int | None  # of each rank
     strategy: str
-    budget_s: float | None
+    budget_s: float | None  # None: until all that is to run has run
     free_batch: bool
     lr_rule: LearningRateRule
     deadline_s: float
     deadline_asked_s: float | None  # what --deadline said; None: nothing
     max_measure_s: float
+    named_only: bool = False  # vary what is named, and nothing else
+    is_budget_default: bool = False  # then it is longer where single runs are long
     rank_devices: tuple[str, ...] = ()  # of the processes that train together; empty: one, on ``device``
 
     @property
@@ -53,6 +56,7 @@ def build_options(
     device: str | None = None,
     memory_limit: str | int | None = None,
     exhaustive: bool = False,
+    named_only: bool = False,
     quick: bool = False,
     budget: str | float | None = None,
     free_batch: bool = False,
@@ -86,6 +90,9 @@ def build_options(
     wanted = config.run.device if device is None else device
     names = list_rank_devices(wanted, config.run.n_ranks, has_gpu=lambda: resolve_device("auto") != "cpu")
     devices = [resolve_device(name) for name in names]
+    runs_all = exhaustive or (named_only and not quick and bool(batch_sizes or num_workers))
+    is_default = budget_s is None and not (quick or runs_all)
+    budget_s = DEFAULT_BUDGET_S if is_default else QUICK_BUDGET_S if quick and budget_s is None else budget_s
     usual_s = asked_s or (60.0 if quick else 120.0) + (RANK_START_S if len(devices) > 1 else 0.0)
     return TuneOptions(
         batch_sizes=tuple(batch_sizes) if batch_sizes else None,
@@ -93,13 +100,15 @@ def build_options(
         n_steps=n_steps,
         device=devices[0],
         memory_limit_bytes=limit_bytes,
-        strategy="exhaustive" if exhaustive else "quick" if quick else "model_first",
-        budget_s=90.0 if quick and budget_s is None else budget_s,
+        strategy="exhaustive" if runs_all else "quick" if quick else "model_first",
+        budget_s=budget_s,
         free_batch=free_batch,
         lr_rule=lr_rule,
         deadline_s=usual_s,
         deadline_asked_s=asked_s,
         max_measure_s=2.0 if quick else 8.0,
+        named_only=named_only,
+        is_budget_default=is_default,
         rank_devices=tuple(devices) if len(devices) > 1 else (),
     )
 

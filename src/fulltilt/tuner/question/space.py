@@ -86,12 +86,14 @@ def build_space(
     num_workers: Sequence[int] | None = None,
     free_batch: bool = False,
     all_levers: bool = False,
+    named_only: bool = False,
 ) -> Space:
     """Choose the axes by flag, then by the ``benchmark`` section, then by what levers suggest here.
 
     Args:
         all_levers: Where ``benchmark.levers`` is null, try every lever that leaves the recipe alone: for searches
             whose cost does not grow with the grid.
+        named_only: Suggest nothing: what neither flag nor configuration asks for stays as it is.
 
     Raises:
         ConfigError: ``benchmark.levers`` names an unknown lever or a lever that has its own key.
@@ -101,15 +103,18 @@ def build_space(
     named = batch_sizes or benchmark.batch_sizes
     is_free = bool(named) or free_batch
     effective = None if is_free else user.effective_batch_size
+    if named_only:
+        named = named or [user[COUPLED]]
     axes: dict[str, tuple[Any, ...]] = {
         COUPLED: tuple(sorted(set(named))) if named else _suggest_batch_sizes(user, facts, is_free=is_free)
     }
     workers = num_workers if num_workers is not None else benchmark.num_workers_options
+    workers = workers or ([user["num_workers"]] if named_only else None)
     axes["num_workers"] = _unique(workers) if workers else _suggest("num_workers", user, facts)
-    axes |= _build_switch_axes(config, user, facts)
+    axes |= _build_switch_axes(config, user, facts, asked_only=named_only)
     if benchmark.levers is not None:
         axes |= _read_further_axes(benchmark.levers)
-    elif all_levers:
+    elif all_levers and not named_only:
         axes |= _suggest_further_axes(user, facts, axes)
     draft = Space(axes=axes, base=user, user_plan=user, facts=facts, effective_batch_size=effective, notes=tuple(notes))
     return _drop_impossible(draft)
@@ -147,16 +152,21 @@ def _resolve_base(config: Config, facts: Facts) -> tuple[Plan, list[str]]:
     return made, notes
 
 
-def _build_switch_axes(config: Config, user: Plan, facts: Facts) -> dict[str, tuple[Any, ...]]:
-    """Build the axes of ``test_mixed_precision`` and ``test_pin_memory``; null means what suits the machine."""
+def _build_switch_axes(
+    config: Config, user: Plan, facts: Facts, *, asked_only: bool = False
+) -> dict[str, tuple[Any, ...]]:
+    """Build the axes of ``test_mixed_precision`` and ``test_pin_memory``; null means what suits the machine.
+
+    Args:
+        asked_only: Null means no.
+    """
     axes: dict[str, tuple[Any, ...]] = {}
-    asked = config.benchmark.test_mixed_precision
-    if asked is not False:
+    asked, pin = config.benchmark.test_mixed_precision, config.benchmark.test_pin_memory
+    if asked or (asked is None and not asked_only):
         axes["precision"] = _suggest("precision", user, facts)
         if asked and len(axes["precision"]) == 1 and facts.device_type == "cpu":
             axes["precision"] = _unique((*axes["precision"], "bf16"))  # asked for, though it may be emulated
-    pin = config.benchmark.test_pin_memory
-    if pin is not False:
+    if pin or (pin is None and not asked_only):
         axes["pin_memory"] = (False, True) if pin else _suggest("pin_memory", user, facts)
     return {name: values for name, values in axes.items() if len(values) > 1}
 

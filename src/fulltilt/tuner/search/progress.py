@@ -10,13 +10,17 @@ from fulltilt.records import Plan, Trial
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SearchStarted:
     strategy: str
-    grid_size: int
+    grid_size: int  # plans that can run
     n_planned: int  # trials, at most unless the machine is noisy; an adaptive search usually needs fewer
     n_resumed: int  # rows found in the run folder
     device: str
     folder: str
     user_plan: Plan | None = None
     memory_room_gib: float | None = None  # what a recommended plan may use; None when no limit is known
+    budget_s: float | None = None  # that it takes at most; None: until all of the grid has run
+    is_budget_default: bool = False  # nobody asked for it
+    levers_left_out: tuple[str, ...] = ()  # that a search would vary, too, which does not keep to what is named,
+    full_grid_size: int = 0  # and the plans it would choose from
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

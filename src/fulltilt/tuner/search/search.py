@@ -3,27 +3,31 @@
 import contextlib
 import dataclasses
 import json
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fulltilt.hardware import has_c_compiler
 from fulltilt.levers import Facts, default_plan
 from fulltilt.records import WHOLE_RUN, Machine, Roof, TrialRequest, decode
 from fulltilt.records.run_folder import RunFolder
+from fulltilt.report import format_duration
 from fulltilt.report.compare_sides import RESULT_FILE
 from fulltilt.report.verdict import describe_origins
 from fulltilt.tuner.picks.finalists import MEMORY_SAFETY_PCT, select_finalists
+from fulltilt.tuner.question.default_budget import DEFAULT_BUDGET_S, compute_default_s
 from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.options import TuneOptions, find_limits, note_ranks
 from fulltilt.tuner.question.question import Question
 from fulltilt.tuner.question.space import Space, build_space
 from fulltilt.tuner.search import strategies
-from fulltilt.tuner.search.budget import ROOFS_S, compute_search_s
+from fulltilt.tuner.search.budget import ROOFS_S, compute_budget_s, compute_search_s
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.progress import OnEvent, SearchNoted, SearchStarted, TrialProgressed
 from fulltilt.tuner.search.proof import LESS, Proof
-from fulltilt.tuner.search.session import PROOF_S, Session
+from fulltilt.tuner.search.session import PROOF_RUNS, PROOF_S, Session
 from fulltilt.tuner.trials.target import PROBE_ID, ROOFS_ID, ProbeResult, ProcessTarget
 
 
@@ -38,7 +42,6 @@ class Search:
     space: Space
     session: Session
     memory_gib: float | None  # of the device; None: not known
-    end_s: float | None = None  # of the budget, on ``time.monotonic``; None: never
 
     @property
     def options(self) -> TuneOptions:
@@ -61,10 +64,10 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
         tell(SearchNoted(message=note))
     journal = Journal(folder)
     search_s = end_s = None
-    if options.budget_s is not None:
+    if options.budget_s is not None and not options.is_budget_default:
         search_s, end_s = compute_search_s(options.budget_s), start_s + options.budget_s
     limit_bytes, memory_gib = find_limits(options, question.machine)
-    with contextlib.closing(_build_target(question, folder, limit_bytes, tell)) as target:
+    with contextlib.closing(_build_target(question, folder.path, limit_bytes, tell)) as target:
         target.runner.recall(journal.trials)
         # Rows of earlier runs in the folder cost nothing: while they counted, the same command could never go on.
         target.end_s = None if journal.n_found else end_s  # rows that are there are reported whatever is left
@@ -74,15 +77,8 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
             folder.state_fingerprint(question.list_fingerprint_parts())
         room = [] if memory_gib is None else [memory_gib * MEMORY_SAFETY_PCT / 100]
         room += [] if limit_bytes is None else [limit_bytes / 2**30]
-        space = build_space(
-            question.aim.config,
-            merge_facts(probe.facts, question.machine, options),
-            batch_sizes=options.batch_sizes,
-            num_workers=options.num_workers,
-            free_batch=options.free_batch,
-            all_levers=options.strategy == "model_first",
-        )
-        space = dataclasses.replace(space, memory_gib=min(room, default=None))
+        facts = merge_facts(probe.facts, question.machine, options)
+        space = dataclasses.replace(_build_space(question, facts), memory_gib=min(room, default=None))
         session = Session(
             target,
             journal,
@@ -91,12 +87,26 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
             on_event=tell,
             start_s=start_s,
             n_devices=options.n_ranks,
+            user_plan=space.user_plan,
         )
-        _announce(space, session, options, folder, tell)
+        _announce(space, session, question, folder, tell)
         if assumed := describe_origins(probe.workload, space.user_plan, source=question.aim.name_source()):
             tell(SearchNoted(message=f"taken as yours: {'; '.join(assumed)}"))
         space = dataclasses.replace(space, notes=(*notes, *space.notes))
-        yield Search(question, folder, target, probe, space, session, memory_gib, end_s)
+        yield Search(question, folder, target, probe, space, session, memory_gib)
+
+
+def check_workload(question: Question) -> None:
+    """Build the workload once, outside of any run folder.
+
+    Raises:
+        FulltiltError: it cannot be built; of the class raised there.
+    """
+    limit_bytes, _ = find_limits(question.options, question.machine)
+    with tempfile.TemporaryDirectory() as scratch:
+        target = _build_target(question, Path(scratch), limit_bytes, lambda event: None)
+        with contextlib.closing(target):
+            target.read_facts(default_plan({"batch_size": 1}))
 
 
 def run_strategy(search: Search) -> None:
@@ -104,17 +114,28 @@ def run_strategy(search: Search) -> None:
     session, space = search.session, search.space
     session.run(strategies.skip_impossible(space))
     session.run(strategies.run_own_plan(space))
+    if search.options.is_budget_default:
+        _allot_time(search)
     strategy = strategies.STRATEGIES[search.options.strategy]
     session.run(strategy(space))
-    if session.common_error:  # the settings as they were have the last word on whether the workload is broken
-        session.run(strategies.run_own_plan(space), despite_errors=True)
-        if not session.common_error:
-            session.run(strategy(space))
     if session.is_budget_spent and len({row.plan for row in session.rows if row.status == "ok"}) < 2:
         session.is_budget_spent = False  # nothing to compare: what was kept back for that is the search's
         session.run(strategy(space), may_use_reserve=True)
     if space.axes and not any(row.status != "skipped" for row in session.rows):
         session.run(strategies.run_nearest(space))  # the budget went into probes
+
+
+def _allot_time(search: Search) -> None:
+    """Hold the search to the default budget, now that it is known how long a run takes."""
+    session, run_s = search.session, max((row.seconds for row in search.session.rows), default=0.0)
+    budget_s = compute_default_s(session.elapsed_s, run_s)
+    session.budget_s = compute_search_s(budget_s)
+    session.proof_s = max(PROOF_S, PROOF_RUNS * run_s)
+    search.target.end_s = time.monotonic() + session.left_s
+    if budget_s > DEFAULT_BUDGET_S:
+        now, usual = format_duration(budget_s), format_duration(DEFAULT_BUDGET_S)
+        said = f"a run takes {format_duration(run_s)}: the search takes at most {now}, not {usual}; --budget sets it"
+        session.on_event(SearchNoted(message=said))
 
 
 def run_proof(session: Session, space: Space) -> Proof:
@@ -136,10 +157,11 @@ def measure_roofs(search: Search) -> tuple[tuple[Roof, ...], str]:
 
     They are measured beside the trials they judge: a search that only read its rows back takes the roofs of then.
     """
-    target, document = search.target, search.folder.path / RESULT_FILE
-    if search.session.n_run or not document.exists():
-        target.end_s = search.end_s
-        if target.end_s is not None and target.end_s - time.monotonic() < ROOFS_S:
+    target, session, document = search.target, search.session, search.folder.path / RESULT_FILE
+    if session.n_run or not document.exists():
+        left_s = None if session.budget_s is None else compute_budget_s(session.budget_s) - session.elapsed_s
+        target.end_s = None if left_s is None else time.monotonic() + left_s
+        if left_s is not None and left_s < ROOFS_S:
             return (), f"less than {ROOFS_S:g} s of the budget were left for roofs; a larger --budget holds them too"
         roofs = target.read_roofs(default_plan({"batch_size": 1}))
         return roofs, f"no roof could be measured; see {search.folder.path / 'logs' / f'{ROOFS_ID}.log'}"
@@ -167,7 +189,20 @@ def merge_facts(facts: Facts, machine: Machine, options: TuneOptions) -> Facts:
     )
 
 
-def _build_target(question: Question, folder: RunFolder, limit_bytes: int | None, tell: OnEvent) -> ProcessTarget:
+def _build_space(question: Question, facts: Facts, **changes: bool) -> Space:
+    options = question.options
+    given = {"all_levers": options.strategy == "model_first", "named_only": options.named_only, **changes}
+    return build_space(
+        question.aim.config,
+        facts,
+        batch_sizes=options.batch_sizes,
+        num_workers=options.num_workers,
+        free_batch=options.free_batch,
+        **given,
+    )
+
+
+def _build_target(question: Question, folder: Path, limit_bytes: int | None, tell: OnEvent) -> ProcessTarget:
     options, aim = question.options, question.aim
 
     def tell_progress(id: str, values: Mapping[str, Any]) -> None:
@@ -184,19 +219,26 @@ def _build_target(question: Question, folder: RunFolder, limit_bytes: int | None
         max_measure_s=options.max_measure_s,
         rank_devices=options.rank_devices,
     )
-    return ProcessTarget(usual, folder.path, on_progress=tell_progress)
+    return ProcessTarget(usual, folder, on_progress=tell_progress)
 
 
-def _announce(space: Space, session: Session, options: TuneOptions, folder: RunFolder, tell: OnEvent) -> None:
+def _announce(space: Space, session: Session, question: Question, folder: RunFolder, tell: OnEvent) -> None:
+    options, full = question.options, None
+    if options.named_only:
+        full = _build_space(question, space.facts, all_levers=True, named_only=False)
     started = SearchStarted(
         strategy=strategies.name_strategy(options.strategy),
-        grid_size=count_grid(space) + len(space.skipped),
+        grid_size=count_grid(space),
         n_planned=sum(session.planned.values()),
         n_resumed=session.journal.n_found,
         device=options.device,
         folder=str(folder.path),
         user_plan=space.user_plan,
         memory_room_gib=space.memory_gib,
+        budget_s=options.budget_s,
+        is_budget_default=options.is_budget_default,
+        levers_left_out=() if full is None else tuple(name for name in full.axes if name not in space.axes),
+        full_grid_size=0 if full is None else count_grid(full),
     )
     for event in (started, *(SearchNoted(message=note) for note in (*session.journal.notes, *space.notes))):
         tell(event)

@@ -7,6 +7,7 @@ one function.
 
 import dataclasses
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -20,9 +21,11 @@ from fulltilt.tuner.search.progress import OnEvent, TrialCut, TrialDone, TrialSt
 from fulltilt.tuner.trials.rows import build_row
 from fulltilt.tuner.trials.target import Target
 
-PROOF_S = 30.0  # kept back for the comparison of the best plans with the user's own
+PROOF_S = 30.0  # usually kept back for the proof,
+PROOF_RUNS = 8  # and as long as so many runs take where the budget is the default: two plans start for each group
 RESERVE_SHARE = 0.4  # of the budget at most is kept back for it
 N_ALIKE = 3  # plans that failed in the same words: fewer may be one lever's fault
+N_ALIKE_OWN = 2  # where one of them is the user's own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,11 +73,13 @@ class Session:
     journal: Journal
     _: dataclasses.KW_ONLY
     budget_s: float | None = None  # wall time of this search; rows that lay in the folder cost none of it
+    proof_s: float = PROOF_S  # of it kept back for the comparison of the best plans with the user's own
     planned: Mapping[str, int] = dataclasses.field(default_factory=dict)  # kind → trials at most, for progress only
     on_event: OnEvent = lambda event: None
     clock: Callable[[], float] = time.monotonic
     start_s: float | None = None  # when the search began, on ``clock``; None: now
     n_devices: int = 1  # that a trial runs on; for the rows of plans that are skipped
+    user_plan: Plan | None = None
 
     def __post_init__(self) -> None:
         self._start_s = self.clock() if self.start_s is None else self.start_s
@@ -103,21 +108,22 @@ class Session:
 
     @property
     def common_error(self) -> Sequence[Trial]:
-        """Rows of one error that ``N_ALIKE`` plans or more met while nothing of their kind ran; else none.
+        """Rows of one error that several plans met while nothing of their kind ran; else none.
 
-        Nothing further is begun then but on request. Out of memory and a deadline are no such errors: another plan may
-        well fit. Neither are estimates on fake tensors, which cannot run every model.
+        Nothing further is begun then. Out of memory and a deadline are no such errors: another plan may well fit.
+        Neither are estimates on fake tensors, which cannot run every model. Which sample it was is no part of an error.
         """
         rows = [*self.rows, *self.probes]
         alike: dict[str, list[Trial]] = {}
         for row in rows:
             if row.status == "error" and row.kind != "memory":
                 words = (row.reason or "").partition(" (log: ")[0]  # each trial has a log of its own
-                alike.setdefault(words, []).append(row)
+                alike.setdefault(re.sub(r"sample \d+", "sample", words), []).append(row)
         for failed in alike.values():
             kinds = {WHOLE_RUN, *(row.kind for row in failed)}
             has_run = any(row.status == "ok" and row.kind in kinds for row in rows)
-            if len({row.plan for row in failed}) >= N_ALIKE and not has_run:
+            plans = {row.plan for row in failed}
+            if len(plans) >= (N_ALIKE_OWN if self.user_plan in plans else N_ALIKE) and not has_run:
                 return failed
         return ()
 
@@ -128,9 +134,7 @@ class Session:
             return None
         return least
 
-    def run(
-        self, strategy: Generator[Wish, Any, Any], *, may_use_reserve: bool = False, despite_errors: bool = False
-    ) -> bool:
+    def run(self, strategy: Generator[Wish, Any, Any], *, may_use_reserve: bool = False) -> bool:
         """Run a strategy to its end; False when the budget, or an error that every plan meets, ended it first."""
         try:
             wish = next(strategy)
@@ -138,7 +142,7 @@ class Session:
                 answer = None
                 if self._is_free(wish):
                     answer = self._answer(wish)
-                elif not despite_errors and self.common_error:
+                elif self.common_error:
                     strategy.close()
                     return False
                 elif isinstance(wish, Skip) or not self._must_stop(wish, may_use_reserve=may_use_reserve):
@@ -178,8 +182,8 @@ class Session:
         kept_s = 0.0 if has_run or is_whole else self._estimate_s(WHOLE_RUN)
         search_s = (self._ready_s if self.n_run else self.elapsed_s) + next_s + kept_s
         if not may_use_reserve:
-            kept_s += min(PROOF_S, RESERVE_SHARE * self.budget_s)
-            search_s = min(search_s + PROOF_S, search_s / (1 - RESERVE_SHARE))
+            kept_s += min(self.proof_s, RESERVE_SHARE * self.budget_s)
+            search_s = min(search_s + self.proof_s, search_s / (1 - RESERVE_SHARE))
         left_s = self.left_s
         must_stop = left_s <= 0 or ((has_run or not is_whole) and next_s + kept_s > left_s)
         if must_stop and self.cut is None:  # what comes after a run that was broken off would not be begun before it

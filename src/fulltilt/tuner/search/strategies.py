@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
-from fulltilt.levers import find_obstacles
+from fulltilt.levers import find_obstacles, load_catalogue
 from fulltilt.records import IN_TURNS, WHOLE_RUN, Plan
 from fulltilt.stats.alternation import LOOKS
 from fulltilt.tuner.picks.finalists import N_FINALISTS
 from fulltilt.tuner.question.grid_size import count_grid
-from fulltilt.tuner.question.space import COUPLED, Space
+from fulltilt.tuner.question.space import COUPLED, Space, canonicalize
 from fulltilt.tuner.search.coordinate_descent import coordinate_descent, project, without_batch
 from fulltilt.tuner.search.model_first import FULL, QUICK, count_trials, model_first
 from fulltilt.tuner.search.session import Ask, Skip, Strategy
@@ -22,13 +22,27 @@ def skip_impossible(space: Space) -> Strategy:
 def run_own_plan(space: Space) -> Strategy:
     """Run the user's own plan first: without it nothing that is found says what it gains.
 
-    Where it cannot apply, a row says why.
+    Where it cannot apply, a row says why. Where it fails, a plain plan tells whether one of its levers is at fault.
     """
     obstacles = find_obstacles(space.user_plan, space.facts)
     if obstacles:
         yield Skip(plan=space.user_plan, reason="; ".join(obstacles), why="the settings as they were")
     else:
-        yield Ask(plan=space.user_plan, why="the settings as they were: what others are held against")
+        trial = yield Ask(plan=space.user_plan, why="the settings as they were: what others are held against")
+        if trial.status == "error" and (plain := _find_plain(space)) is not None:
+            yield Ask(plan=plain, why="the settings as they were failed: with plain ones, as far as the search may")
+
+
+def _find_plain(space: Space) -> Plan | None:
+    """Find the user's plan with levers at their defaults; where they are, the nearest one that has another value."""
+    user, catalogue = space.user_plan, load_catalogue()
+    plain = user
+    for name, values in space.axes.items():
+        if catalogue[name].default in values and name != COUPLED:
+            plain = plain.replace(**{name: catalogue[name].default})
+    beside = [space.with_value(user, name, value) for name, values in space.axes.items() for value in values]
+    plans = [canonicalize(plain, space.facts), *beside]
+    return next((plan for plan in plans if plan != user and not find_obstacles(plan, space.facts)), None)
 
 
 def run_nearest(space: Space) -> Strategy:

@@ -58,12 +58,12 @@ def report_parts_of(measure: Measure, answer: Answer) -> Measure:
 
 @contextlib.contextmanager
 def explain_workers() -> Iterator[None]:
-    """Explain a data worker's death: torch tells of it from its signal handler, wherever the main thread is then."""
+    """Explain what the loader raised; torch tells of a dead worker by a signal, wherever the main thread is then."""
     from fulltilt.data import explain_loader_error
 
     try:
         yield
-    except RuntimeError as error:
+    except Exception as error:  # the boundary to the data set's code: say where it failed
         explained = explain_loader_error(error)
         if explained is None or explained is error:
             raise

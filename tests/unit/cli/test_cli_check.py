@@ -1,0 +1,239 @@
+"""``fulltilt check`` beside ``fulltilt train``: what the one refuses before its first step, the other refuses too."""
+
+import json
+import shlex
+import sys
+
+import pytest
+
+from fulltilt.cli import run_command
+
+BASE = "model: small_cnn(width=2)\ndata: {dataset: digits, batch_size: 256}\nrun: {device: cpu, epochs: 1}\n"
+FIVE = """\
+model: small_cnn(wdth=3)
+loss: cross_entrpy
+data: {dataset: digits, transform: normalise}
+optim:
+  optimizer: sgd(momentum=-1)
+  schedule: cosinus
+"""
+CODE = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+import fulltilt
+
+class Points(TensorDataset):
+    n_classes = 2
+    def __init__(self, n=300):
+        super().__init__(torch.randn(n, 5), torch.randint(2, (n,)))
+
+class Torn(Points):
+    def __getitem__(self, index):
+        raise OSError(f"sample {index} is torn")
+
+class Leaves(Points):
+    def __getitem__(self, index):
+        sys.exit(0)
+
+class Stream(IterableDataset):
+    n_classes = 2
+    def __iter__(self):
+        return iter(Points())
+
+class Nothing:
+    pass
+
+def build_model(width=2):
+    return nn.Linear(5, width)
+
+def build_wide():
+    return nn.Linear(7, 2)
+
+def build_broken():
+    raise ValueError("no such width")
+
+def build_frozen():
+    return nn.Linear(5, 2).requires_grad_(False)
+
+def build_five():
+    return 5
+
+def build_optimizer(parameters):
+    return 5
+
+def lose(outputs, targets):
+    raise RuntimeError("no loss today")
+
+def lose_all(outputs, targets):
+    return outputs
+
+def raise_rate(total_steps):
+    raise ValueError("no rate today")
+
+def make_workload(**parts):
+    given = {"model": build_model, "dataset": Points, "loss": nn.CrossEntropyLoss()}
+    return fulltilt.Workload(**(given | parts))
+
+def make_broken():
+    raise KeyError("no workload today")
+
+def make_blind():
+    return make_workload(model=build_five)
+
+def make_sized(width: int):
+    return make_workload()
+"""
+BROKEN = """\
+schedule=cosinus
+schedule=cosine(fianl=0.1)
+schedule=cosine(final=-1)
+schedule=step
+schedule=step(size=0)
+schedule=onecycle(warmup=soon)
+schedule=own_parts:no_rate
+schedule=own_parts:raise_rate
+warmup=-3
+lr=-1
+lr=fast
+'lr=[0.1, 0.2]'
+optim.ema=2
+optim.clip_norm=0
+optimizer=adamm
+optimizer=sgd(mom=0.9)
+optimizer=sgd(momentum=-1)
+optimizer=sgd(momentum=fast)
+optimizer=sgd(nesterov=true)
+optimizer=own_parts:sgd
+optimizer=own_parts:build_optimizer
+model=null
+model=small_cn
+model=small_cnn(wdth=3)
+model=small_cnn(width=0)
+'model=small_cnn(2, 3)'
+model=mlp(hidden=two)
+model=bilm
+'model=bilm(vocab_size=9, hidden=8, projection=8)'
+'model=torch.nn:LSTM(input_size=1, hidden_size=8, proj_size=8)'
+model=no_such_module:build
+data.dataset=own_parts:Points model=own_parts:build_modle
+data.dataset=own_parts:Points model=own_parts:build_model(wdth=3)
+data.dataset=own_parts:Points model=own_parts:build_wide
+data.dataset=own_parts:Points model=own_parts:build_broken
+data.dataset=own_parts:Points model=own_parts:build_frozen
+data.dataset=own_parts:Points model=own_parts:build_five
+loss=cross_entrpy
+loss=cross_entropy(label_smoothing=2)
+loss=mse
+loss=own_parts:build_five
+loss=own_parts:lose
+loss=own_parts:lose_all
+data.dataset=null
+data.dataset=digitz
+data.dataset=digits(pth=x)
+data.dataset=own_parts:Nothing
+data.dataset=own_parts:Points(n=0)
+data.dataset=own_parts:Torn model=own_parts:build_model
+data.dataset=own_parts:Leaves model=own_parts:build_model
+data.dataset=own_parts:Stream model=own_parts:build_model schedule=cosine
+data.path=/nowhere
+data.val_dataset=digitz
+data.val_dataset=own_parts:Points(n=0)
+data.on_bad_sample=skp
+data.batchsize=3
+batch_size=0
+batch_size=100000
+transform=normalise
+transform=random_crop(0)
+transform=random_crop(9)
+'transform=normalize |'
+'transform=normalize(mean=[0.5], std=[0])'
+data.dataset=own_parts:Points model=own_parts:build_model data.transform.train=normalize
+mix=mixupp
+mix=mixup(alpha=0)
+task=clasification
+task=classification(metrics=[accurcy])
+task=classification(metrcs=[accuracy])
+task=own_parts:nothing
+task=own_parts:build_five
+task=own_parts:make_broken
+task=own_parts:make_blind
+task=own_parts:make_sized
+device=cuda:99
+device=tpu
+epochs=0
+seed=-1
+precision=fp12
+run.loggers=[mlfow]
+run.loggers=[wandb]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    (tmp_path / "own_parts.py").write_text(CODE)
+    (tmp_path / "mine.yaml").write_text(BASE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    yield tmp_path
+    sys.modules.pop("own_parts", None)
+
+
+def ask(command, folder, *words):
+    """Run a command on ``mine.yaml``; return its exit code and its document."""
+    out = folder / f"{command}.json"
+    code = run_command([command, "mine.yaml", *words, "--json", str(out)])
+    return code, json.loads(out.read_text())
+
+
+def list_problems(document):
+    """Return what ``check`` found to be wrong, or what ended it."""
+    texts = [document.get("error") or "", *(item["text"] for item in document.get("items", []))]
+    is_problem = [True, *(item["verdict"] == "problem" for item in document.get("items", []))]
+    return "\n".join(text for text, is_one in zip(texts, is_problem, strict=True) if is_one)
+
+
+@pytest.mark.parametrize("case", BROKEN.splitlines())
+def test_what_train_refuses_before_its_first_step_check_refuses_with_the_same_words(folder, case):
+    words = shlex.split(case)
+    code, trained = ask("train", folder, *words, "--quiet", "--out", "run")
+    assert code in (1, 2)
+    assert not (folder / "run" / "checkpoint.pt").exists()
+    code, checked = ask("check", folder, *words)
+    assert code in (2, 3)
+    assert trained["error"] in list_problems(checked)
+
+
+def test_five_mistakes_are_five_problems_of_both(folder, capsys):
+    (folder / "mine.yaml").write_text(FIVE)
+    code, trained = ask("train", folder, "--out", "run")
+    head, *mistakes = trained["error"].splitlines()
+    assert (code, head, len(mistakes)) == (2, "5 problems:", 5)
+    code, checked = ask("check", folder)
+    assert code == 3
+    assert [item["text"] for item in checked["items"] if item["verdict"] == "problem"] == [m.strip() for m in mistakes]
+    told = capsys.readouterr().out
+    assert sum(line.startswith("problem build") for line in told.splitlines()) == 5
+
+
+def test_what_only_an_evaluation_would_find_is_found_before_the_training(folder):
+    code, checked = ask("check", folder, "data.transform.val=random_crop(99)")
+    assert code == 3
+    assert "a window of 99 × 99 does not fit images of 8 × 8" in list_problems(checked)
+
+
+def test_an_epoch_alone_shortens_the_warm_up_of_an_example_and_says_so(folder, capsys):
+    small = ["model=small_cnn(width=2)", "data.dataset=digits", "transform=normalize", "num_workers=0", "device=cpu"]
+    (folder / "mine.yaml").unlink()
+    assert run_command(["init", "cifar10", "--out", "mine.yaml"]) == 0
+    code, checked = ask("check", folder, *small, "run.epochs=1")
+    assert (code, checked["n_problems"]) == (0, 0)
+    said = "a warm-up of 11 steps (1 epoch) leaves nothing of a run of 11: it is shortened to 5, half of the run"
+    assert said in next(item["text"] for item in checked["items"] if item["name"] == "build")
+    capsys.readouterr()
+    code, trained = ask("train", folder, *small, "--epochs", "1", "--out", "run")
+    assert (code, trained["reason"], trained["epoch"]) == (0, "finished", 1)
+    assert said in trained["notes"]
