@@ -57,7 +57,11 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         remedy = "make its folder, or name another file with --out"
         raise StorageError(f"{target} cannot be written ({error.strerror}); {remedy}") from None
-    print_result(console, f"{target} is written. Next: fulltilt check {target}", soft_wrap=True)
+    first = re.search(
+        rf"fulltilt \w+ .*?{re.escape(str(target))}.*?(?=  |$)", text, re.M
+    )  # of the commands at its head
+    assert first is not None
+    print_result(console, f"{target} is written. Next: {first[0]}", soft_wrap=True)
     return 0
 
 

@@ -84,7 +84,7 @@ def _choose_folder(args: argparse.Namespace, config: Config) -> Path:
     else:
         folder = usual if args.resume else found.free  # what cannot be resumed is refused, with what changed
     said = found.explain(folder)
-    if said and not args.quiet:
+    if said:
         build_console(to_stderr=args.json == "-").print(said, soft_wrap=True)
     return folder
 

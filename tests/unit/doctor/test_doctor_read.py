@@ -225,8 +225,10 @@ def test_many_findings_fit_one_screen(tmp_path, capsys):
     assert run_command(["doctor", "read", str(tmp_path)]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("30 places in ")
-    assert out[-1] == "and 25 more; --json F writes all"
+    assert out[-1] == "and 25 more; --verbose prints all"
     assert sum(1 + len(line) // 100 for line in out) <= 24
+    assert run_command(["doctor", "read", str(tmp_path), "--verbose"]) == 0
+    assert capsys.readouterr().out.count("  host-sync\n") == 30
 
 
 def test_a_folder_is_read_without_what_is_not_the_users(tmp_path, capsys):
