@@ -232,7 +232,7 @@ def test_an_epoch_alone_shortens_the_warm_up_of_an_example_and_says_so(folder, c
     code, checked = ask("check", folder, *small, "run.epochs=1")
     assert (code, checked["n_problems"]) == (0, 0)
     said = "a warm-up of 11 steps (1 epoch) leaves nothing of a run of 11: it is shortened to 5, half of the run"
-    assert said in next(item["text"] for item in checked["items"] if item["name"] == "build")
+    assert said in [item["text"] for item in checked["items"] if item["name"] == "build"]
     capsys.readouterr()
     code, trained = ask("train", folder, *small, "--epochs", "1", "--out", "run")
     assert (code, trained["reason"], trained["epoch"]) == (0, "finished", 1)

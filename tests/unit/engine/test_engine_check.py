@@ -55,7 +55,7 @@ def test_what_works_has_no_problem_and_says_what_one_step_took(run):
 def test_every_note_of_the_build_is_an_item_of_its_own(monkeypatch, tmp_path):
     given = {"model": lambda: nn.Linear(4, 2), "dataset": build_data, "loss": nn.CrossEntropyLoss()}
     workload = Workload(**given, explain=lambda batch_size, accumulate: ["a first note", "a second note"])
-    monkeypatch.setattr(checks, "build_workload", lambda config: workload)
+    monkeypatch.setattr(assemble, "build_workload", lambda config: workload)
     config = config_from_values({"data": {"batch_size": 8}}, base_dir=str(tmp_path))
     items = run_checks(config, device="cpu", out_dir=tmp_path)
     built = [(item.verdict, item.text) for item in items if item.name == "build"]
