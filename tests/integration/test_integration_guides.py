@@ -21,10 +21,10 @@ CONFIG = "configs/checking_gpu_optimization.yaml"
 SEARCH = f"python scripts/analysis/benchmark_gpu.py --config {CONFIG} --data-path data/events.h5"
 SECTIONS = {
     "001 ·": [
-        f"{SEARCH} --out runs/tune/first",
-        f"{SEARCH} --batch-sizes 128 256 512 1024 2048 4096 --out runs/tune/second",
-        f"{SEARCH} --batch-sizes 1024 2048 4096 8192 --num-workers 4 8 12 16 --steps 20 --out runs/tune/third",
-        "python scripts/train.py --config configs/default.yaml --data-path data/events.h5 --out runs/whole",
+        SEARCH,
+        f"{SEARCH} --batch-sizes 128 256 512 1024 2048 4096",
+        f"{SEARCH} --batch-sizes 1024 2048 4096 8192 --num-workers 4 8 12 16 --steps 20",
+        "python scripts/train.py --config configs/default.yaml --data-path data/events.h5",
     ],
     "000 · Training": [],
     "002 ·": [],
@@ -37,8 +37,7 @@ SMALL = {
     "'benchmark.levers={}' benchmark.test_mixed_precision=false benchmark.test_pin_memory=false",
     "--batch-sizes 128": "--batch-sizes 32 64",
     "--batch-sizes 1024": "--batch-sizes 64 --num-workers 0 1 --steps 5",
-    "scripts/train.py": "num_workers=0",
-    "--out runs/whole": "--epochs 2",
+    "scripts/train.py": "num_workers=0 epochs=2",
     "make-stl10": "--limit 40 --labelled 20",
     "python train.py --data-path data/small": "'model=small_cnn(width=4)' num_workers=0 batch_size=8 warmup=0 "
     "--epochs 1 --probe-epochs 1 --cluster-epochs 1",
@@ -128,6 +127,8 @@ def test_the_guides_commands_run_one_after_another(clone, monkeypatch, capfd):
     kept = [path.parent.name for path in (clone / "runs").rglob("checkpoint.pt")]
     assert {"resnet18", "two", "parts", "before", "after", "pretrain", "probe", "cluster"} <= {*kept}
     assert (clone / "weights.safetensors").stat().st_size > 0
-    assert json.loads(next((clone / "runs" / "tune").rglob("tune.json")).read_text())["trials"]
+    searches = [json.loads(path.read_text()) for path in (clone / "runs" / "tune").rglob("tune.json")]
+    assert len(searches) == 4, "each question has a folder of its own"
+    assert all(search["trials"] for search in searches)
     (compared,) = (said for line, said in ends.items() if line.startswith("fulltilt compare"))
     assert "training seconds to validation" in compared
