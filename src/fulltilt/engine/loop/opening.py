@@ -209,8 +209,8 @@ def _build_run(job: Job, sizes: Sizes | None, started_with: str | None) -> Run:
             raise
         raise DeviceMemoryError(
             f"out of memory on {job.device} before the first step, while building model and data "
-            f"({read_first_line(error)}); use a smaller model, data.placement stream or another device: a smaller batch "
-            "would not help"
+            f"({read_first_line(error)}); use a smaller model, data.placement stream or another device: a smaller "
+            "batch would not help"
         ) from error
 
 
