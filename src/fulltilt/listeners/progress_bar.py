@@ -1,6 +1,7 @@
 """``ProgressBar``: where a run is and what is left of it."""
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 
@@ -67,8 +68,8 @@ class ProgressBar:
         self._n_total = event.steps_per_epoch * event.n_epochs if event.steps_per_epoch else None
         head = f"{event.name} on {event.device}, {event.n_parameters:,} parameters, files in {event.out_dir}"
         for line in [head, *(f"  {line}" for line in event.report)]:
-            if line not in self._told:
-                self._told.add(line)
+            if (said := re.sub(r"[\d.]+ \wiB", "", line)) not in self._told:  # free memory is another at every start
+                self._told.add(said)
                 self._print(line)
         if self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"))

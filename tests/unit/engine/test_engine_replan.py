@@ -243,6 +243,7 @@ NO_HOST_ROOM = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator
     [
         ({}, {"loss": fail(ValueError("shapes differ"))}, ValueError, "shapes differ"),
         ({}, {"model": fail(NO_HOST_ROOM)}, DeviceMemoryError, "before the first step"),
+        ({}, {"model": fail(MemoryError())}, DeviceMemoryError, r"building model and data \(MemoryError\)"),
         (STOP, {"loss": fail(NO_ROOM)}, DeviceMemoryError, "memory=replan goes on with batch_size 8 × accumulate 2"),
         # The workload reads its samples by itself: no batch size of the run changes what it needs.
         ({}, {"assess": fail(NO_ROOM)}, DeviceMemoryError, r"points \(workload.assess\), which no batch size"),

@@ -87,8 +87,8 @@ def test_durations_are_written_for_people():
 
 
 def test_a_run_that_starts_anew_with_smaller_batches_has_one_bar_and_says_what_has_changed():
-    first = started(report=("CPU: 2 cores", "batch: 8 × accumulate 4"))
-    again = started(steps_per_epoch=10, first_step=5, report=("CPU: 2 cores", "batch: 4 × accumulate 8"))
+    first = started(report=("CPU: 2 cores, 3.5 GiB free", "batch: 8 × accumulate 4"))
+    again = started(steps_per_epoch=10, first_step=5, report=("CPU: 2 cores, 3.4 GiB free", "batch: 4 × accumulate 8"))
     text = run(Terminal(), [first, steps_done(5), again, steps_done(10), INTERRUPTED])
     told = ("files in runs/x", "CPU: 2 cores", "batch: 8 × accumulate 4", "batch: 4 × accumulate 8")
     assert [text.count(line) for line in told] == [1, 1, 1, 1]

@@ -13,7 +13,7 @@ import torch
 
 from fulltilt.config import Config, plan_of
 from fulltilt.data import GuardedLoader
-from fulltilt.engine.announce import Announcer, describe_resume, is_out_of_memory
+from fulltilt.engine.announce import Announcer, describe_resume, is_out_of_memory, read_first_line
 from fulltilt.engine.build.assemble import build_workload
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
@@ -228,8 +228,9 @@ def _build_run(job: Job, sizes: Sizes | None, started_with: str | None) -> Run:
         if isinstance(error, FulltiltError) or not is_out_of_memory(error):
             raise
         raise DeviceMemoryError(
-            f"out of memory on {job.device} before the first step, while building model and data ({error}); use a "
-            "smaller model, data.placement stream or another device: a smaller batch would not help"
+            f"out of memory on {job.device} before the first step, while building model and data "
+            f"({read_first_line(error)}); use a smaller model, data.placement stream or another device: a smaller "
+            "batch would not help"
         ) from error
 
 

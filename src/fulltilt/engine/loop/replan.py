@@ -27,7 +27,7 @@ from fulltilt.engine.loop.sizes import Sizes, find_obstacle, plan_evaluation_siz
 from fulltilt.errors import DeviceMemoryError
 from fulltilt.records import Replanned
 
-MAX_REPLANS = 8  # of one process
+MAX_REPLANS = 8  # of one command
 PLACES = {"step": "in a step", "update": "in the update"} | dict.fromkeys(
     ("evaluation", "assessment"), "in an evaluation"
 )

@@ -55,7 +55,7 @@ class Restart:
 
     sizes: Sizes
     reason: str  # what ran out of memory, in a sentence
-    n_replans: int  # how often this process has gone on with smaller batches
+    n_replans: int  # how often this command has gone on with smaller batches
     attempt: int  # its number at least
     started_s: float  # when the first attempt began, by ``time.perf_counter``
     step: int  # where the run stands, should the attempt not even begin; with the metrics there
@@ -83,7 +83,7 @@ class Session:
     writer: BackgroundWriter | None  # with run.async_checkpoint
     promise: PromiseWatch | None
     sizes: Sizes | None  # instead of the configuration's, after a replan
-    n_replans: int  # of this process
+    n_replans: int  # of this command
     started_s: float  # of its first attempt
     # What changes while it trains, beside the parts themselves:
     first_step: int = 0  # of the checkpoint that it went on from
