@@ -343,20 +343,19 @@ def test_a_budget_that_ends_anywhere_leaves_picks_that_ran_and_a_claim_only_wher
     assert session.is_budget_spent or budget_s > 25
 
 
-def test_a_budget_that_ends_while_changes_are_looked_at_leaves_no_numerics_that_were_not():
-    """Two changes of numerics with negative estimates were called proven, since the whole of the plan was faster."""
-    plan, n_unproven = change(num_workers=2, threads=2), 0
+def test_a_budget_that_ends_while_changes_are_looked_at_leaves_the_part_that_alters_no_numerics():
+    """The whole plan was faster, but not what its numerics add; then nothing at all was recommended."""
+    plan, part, n_early = change(num_workers=2, threads=2), change(num_workers=2), 0
     for budget_s in range(8, 60, 2):
         clock = Clock()
         _, proof, picks, _ = search(
-            [plan], multiply(num_workers=1.5, threads=0.99), seconds=1.0, clock=clock, budget_s=float(budget_s)
-        )
-        if picks.unproven is not None and proof.gain is not None and proof.gain.verdict == "faster":
-            assert (proof.is_earned, picks.unproven.trial.plan, picks.recommended.trial.plan) == (False, plan, USER)
-            n_unproven += 1
-        assert picks.recommended.trial.plan != plan
-    assert n_unproven
-    assert picks.recommended.trial.plan == change(num_workers=2)
+            [plan], multiply(num_workers=1.5, threads=1.005), seconds=1.0, noise_pct=2.0, clock=clock,
+            budget_s=float(budget_s),
+        )  # fmt: skip
+        assert picks.recommended.trial.plan in (USER, part)
+        n_early += not proof.is_earned and (picks.recommended.trial.plan, picks.unproven) == (part, None)
+    assert n_early
+    assert picks.recommended.trial.plan == part
 
 
 @pytest.mark.parametrize("fails", [None, MANY, USER, change(num_workers=2)])

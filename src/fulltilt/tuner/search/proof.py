@@ -155,13 +155,20 @@ class Proof:
         self.is_earned = False  # until all is done: the budget may end at any group
         found = {names: self._take_back(winner, base, names) for names in changes}
         found = {names: plan for names, plan in found.items() if plan not in (None, base, winner)}
+        held = [base]  # take turns until they can be told apart
+        altering = [names for names, plan in found.items() if not _is_harmless(plan, winner)]
+        harmless = self._take_back(winner, base, *altering)
+        if altering and harmless not in (None, base, winner) and (yield from self._runs_whole(harmless)):
+            self.best = harmless  # what is left where the budget ends before each change was looked at
+            held.append(harmless)
         order = sorted(found, key=lambda names: _is_harmless(found[names], winner))  # a stable order, these last
         for start in range(0, len(order), MAX_WITHOUT):
             asked, n_groups = {names: found[names] for names in order[start : start + MAX_WITHOUT]}, N_EARN
             if start and self._spent_s > self._limit_s and _is_harmless(found[order[start]], winner):
                 break
             while asked:
-                plans = [winner, *asked.values(), *([base] if n_groups == N_EARN else [])]
+                are_held = not start and self.evidence.count_groups([winner, *held]) < LOOKS[0]
+                plans = [winner, *asked.values(), *(held if are_held else [])]
                 arms = yield from self._meet(plans, n_groups, "the fastest plan, and less of it")
                 if winner not in arms:
                     return
@@ -171,11 +178,12 @@ class Proof:
                 if self.evidence.count_groups([winner, *asked.values()]) >= self._compute_n_limit(DROP_SHARE, N_EARN):
                     break
         idle = [names for names, plan in self._without.items() if not self._is_worth(winner, plan)]
-        yield from self._drop(winner, base, sorted(idle, key=lambda names: self._lead_over(winner, names)))
+        order = sorted(idle, key=lambda names: self._lead_over(winner, names))
+        self.best = yield from self._drop(winner, base, order)
         self.is_earned = True
 
-    def _drop(self, winner: Plan, base: Plan, idle: Sequence[tuple[str, ...]]) -> Steps:
-        """Take the winner's idle changes back, the least useful first; two may be idle because of each other."""
+    def _drop(self, winner: Plan, base: Plan, idle: Sequence[tuple[str, ...]]) -> Generator[Wish, Any, Plan]:
+        """Return the winner without its idle changes, or the least useful: two may be idle because of each other."""
         if self._take_back(winner, base, *idle) == base:  # what is left is proven by the plan as a whole
             idle = idle[:-1]
         for dropped in filter(None, dict.fromkeys((tuple(idle), tuple(idle[:1])))):
@@ -186,8 +194,8 @@ class Proof:
             if len(dropped) > 1:
                 arms = yield from self._meet([winner, plan, base], N_EARN, "the fastest plan, and what is left of it")
             if plan in arms and (len(dropped) == 1 or self._compute_lead_pct(winner, plan) <= WORTH_PCT):
-                self.best = plan
-                return
+                return plan
+        return winner
 
     def _prove(self, base: Plan) -> Steps:
         n_groups = self.evidence.count_groups([base, self.best])
