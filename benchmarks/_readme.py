@@ -27,6 +27,20 @@ class Row(NamedTuple):
 
 ROWS = (
     Row(
+        "tuner_peers-cpu",
+        "a small CNN with what `fulltilt tune` recommends, over PyTorch's defaults; batch size and recipe as they were",
+        "digits, CNN: fulltilt, over the user's own",
+        2,
+        " ×",
+    ),
+    Row(
+        "tuner_peers-cpu",
+        "the same with the batch size freed (64 → 1,024)",
+        "digits, CNN: fulltilt, batch freed, over the user's own",
+        2,
+        " ×",
+    ),
+    Row(
         "search_replay-cpu",
         "speed that a search loses to the best of 336 settings (400 simulated machines, median)",
         "336 points: regret, median, %",
