@@ -61,10 +61,12 @@ class Family:
 
 
 def read_state(pid) -> str:
+    """Read the state as ps says it; "gone" also where init has yet to reap what ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "gone"
+    return "gone" if state == "Z" else state
 
 
 def wait_until(condition, limit_s: float = 60.0) -> None:
