@@ -353,6 +353,7 @@ def test_a_budget_that_ends_while_changes_are_looked_at_leaves_the_part_that_alt
             budget_s=float(budget_s),
         )  # fmt: skip
         assert picks.recommended.trial.plan in (USER, part)
+        assert proof.is_proven or proof.best == plan or proof.is_earned, "what is not proven is the fastest"
         n_early += not proof.is_earned and (picks.recommended.trial.plan, picks.unproven) == (part, None)
     assert n_early
     assert picks.recommended.trial.plan == part

@@ -7,7 +7,7 @@ prove   what is left against the user's own plan, until that is decided or the t
 
 import dataclasses
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from fulltilt.levers import BATCH, find_obstacles, list_changed
@@ -153,14 +153,20 @@ class Proof:
         if len(changes) < 2:  # what one change is worth is what the plan is worth
             return
         self.is_earned = False  # until all is done: the budget may end at any group
-        found = {names: self._take_back(winner, base, names) for names in changes}
-        found = {names: plan for names, plan in found.items() if plan not in (None, base, winner)}
-        held = [base]  # take turns until they can be told apart
+        parts = {names: self._take_back(winner, base, names) for names in changes}
+        found = {names: plan for names, plan in parts.items() if plan is not None and plan not in (base, winner)}
         altering = [names for names, plan in found.items() if not _is_harmless(plan, winner)]
         harmless = self._take_back(winner, base, *altering)
-        if altering and harmless not in (None, base, winner) and (yield from self._runs_whole(harmless)):
-            self.best = harmless  # what is left where the budget ends before each change was looked at
-            held.append(harmless)
+        has_part = altering and harmless not in (None, base, winner) and (yield from self._runs_whole(harmless))
+        held = [base, harmless] if has_part and harmless is not None else [base]
+        try:
+            yield from self._look_at(found, winner, base, held)
+        finally:  # the budget may have ended before each change was looked at: what alters nothing may be proven
+            if not self.is_earned and self._is_faster(held[-1]):
+                self.best = held[-1]
+
+    def _look_at(self, found: Mapping[tuple[str, ...], Plan], winner: Plan, base: Plan, held: Sequence[Plan]) -> Steps:
+        """Have the winner take turns with itself less each change, and with ``held`` until these are told apart."""
         order = sorted(found, key=lambda names: _is_harmless(found[names], winner))  # a stable order, these last
         for start in range(0, len(order), MAX_WITHOUT):
             asked, n_groups = {names: found[names] for names in order[start : start + MAX_WITHOUT]}, N_EARN
