@@ -187,7 +187,7 @@ class RecordedMachine:
 
 
 def _read_turns(recording: GridRecording) -> dict[Plan, list[float]]:
-    """Return each plan's samples/s in its groups, as if the user's own plan had been as fast in all of them."""
+    """Return each plan's samples/s in its groups, scaled so that the user's own is as fast in all."""
     groups: dict[int | None, dict[Plan, float]] = defaultdict(dict)
     for row in recording.rows:
         if row.kind == IN_TURNS and row.status == "ok":

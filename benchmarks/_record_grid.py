@@ -57,7 +57,7 @@ def run_recording(session: Session, space: Space, *, n_repeats: int, n_groups: i
 
 
 def take_turns(plans: Sequence[Plan], own: Plan, *, n_groups: int) -> Generator[TakeTurns, Any, None]:
-    """Ask for groups of the user's own plan and a few others, so that each is in so many of them."""
+    """Ask for groups of the user's own plan and a few others, until each was in so many."""
     others = [plan for plan in plans if plan != own]
     for number in range(n_groups):
         order = random.Random(number).sample(others, len(others))

@@ -1,4 +1,4 @@
-"""The speed that a search measured of a plan, in a file that training runs of the plan are held to."""
+"""Writes and reads the speed that a search measured of a plan, which trainings are held to."""
 
 import dataclasses
 from pathlib import Path

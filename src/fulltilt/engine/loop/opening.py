@@ -171,7 +171,7 @@ def _describe_start(s: Session, loaded: checkpoint.LoadedCheckpoint | None, resu
 
 
 def _describe_schedule(s: Session, n_epochs_before: int | None) -> str:
-    """Say what becomes of the learning rate where a run goes on that is longer or shorter than when it was saved."""
+    """Say what becomes of the learning rate where a run goes on with another number of epochs."""
     n_epochs, schedule, step = s.limits.n_epochs, s.run.config.optim.schedule, s.progress.step
     if n_epochs_before in (None, n_epochs) or not s.run.steps_per_epoch or s.is_over:
         return ""
