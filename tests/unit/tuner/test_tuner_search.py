@@ -176,14 +176,24 @@ def test_the_budget_ends_a_search_and_keeps_time_for_the_turns(budget_s):
     assert clock() == budget_s  # half a group would compare nothing
 
 
-def test_the_first_group_is_expected_to_take_the_starts_of_its_processes_and_its_blocks():
-    clock = Clock()
-    alone = clock.time(lambda plan: 3.0 * plan["batch_size"], lambda plan: 10.0)  # 24 timed steps in 8 s of the 10
-    target = SimulatedTarget(alone, in_turns=clock.time(lambda plan: 1.0, lambda plan: 1.5))
-    session = Session(target, Journal(), budget_s=25.0, clock=clock)
-    assert session.run((Ask(plan=plan, why="") for plan in (A, B)), may_use_reserve=True)
-    assert session.run(take_turns((A, B)), may_use_reserve=True), "two starts of 2 s and 0.8 s of blocks in 5 s"
-    assert not session.run(take_turns((A, B)), may_use_reserve=True), "3 s are known from the first, and 2 s are left"
+@pytest.mark.parametrize(
+    ("steps_per_s", "whole_s", "budget_s"),
+    [
+        (30.0, 2.8, 10.4),  # 24 timed steps in 0.8 s of the 2.8; two starts of 2 s and 0.8 s of blocks are left
+        (3.0, 10.0, 29.4),  # in 8 s of the 10; two starts of 2 s and four blocks each of two steps, 5.3 s together
+    ],
+)
+def test_the_first_group_is_expected_to_take_the_starts_of_its_processes_and_its_blocks(steps_per_s, whole_s, budget_s):
+    for spare_s in (-0.2, 0.2):
+        clock = Clock()
+        alone = clock.time(lambda plan: steps_per_s * plan["batch_size"], lambda plan: whole_s)
+        target = SimulatedTarget(alone, in_turns=clock.time(lambda plan: 1.0, lambda plan: 1.5))
+        session = Session(target, Journal(), budget_s=budget_s + spare_s, clock=clock)
+        assert session.run((Ask(plan=plan, why="") for plan in (A, B)), may_use_reserve=True)
+        assert session.run(take_turns((A, B)), may_use_reserve=True) == (spare_s > 0)
+    n_more = int(session.left_s / 3)  # 3 s are known from the first
+    assert session.run(take_turns(*[(A, B)] * n_more), may_use_reserve=True)
+    assert not session.run(take_turns((A, B)), may_use_reserve=True)
 
 
 def test_probes_leave_time_for_the_first_whole_run():

@@ -1,12 +1,14 @@
 """Prove the best plan by turns: race the finalists, take back what is not worth it, hold the rest against the user's.
 
-race    the finalists and the user's own plan; not where all are one of them less a change, as that is the next step
+race    the finalists and the user's own plan; not where all are one of them less a change, as that is the next step,
+        and not where the budget holds no more than the next step
 earn    the winner against itself without each of its changes; what does not earn its place goes
 prove   what is left against the user's own plan, until that is decided or the time is over
 """
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -18,10 +20,11 @@ from fulltilt.tuner.picks.changes import changes_learning, compute_simplicity
 from fulltilt.tuner.picks.finalists import find_recommendable
 from fulltilt.tuner.picks.speed import read_rate
 from fulltilt.tuner.question.space import Space, canonicalize
-from fulltilt.tuner.search.session import Ask, TakeTurns, Wish
+from fulltilt.tuner.search.session import Ask, TakeTurns, Wish, estimate_turn_s
 
-N_RACE = 2  # groups of the race: who wins it by luck alone is hardly slower
+N_RACE = 2  # groups of the race; one more for those that may still win, as one group may be off by half
 BEHIND_PCT = 5.0  # of speed: a winner as far behind the user's own plan in each group is given up
+WORTH_LOG = math.log1p(WORTH_PCT / 100)
 N_EARN = 3  # groups in which each change is looked at first
 N_SURE = LOOKS[3]  # groups, though the time is over, before a change or a plan goes that may be worth it
 OVERTIME = 2.0  # times the limit: then not even these
@@ -61,15 +64,25 @@ class Proof:
         evidence: Of the groups after a race of several: who wins it had luck in it, too.
     """
 
-    def __init__(self, space: Space, rows: Sequence[Trial], finalists: Sequence[Plan], *, limit_s: float):
+    def __init__(
+        self,
+        space: Space,
+        rows: Sequence[Trial],
+        finalists: Sequence[Plan],
+        *,
+        limit_s: float,
+        room_s: float = math.inf,
+    ):
         """Get ready.
 
         Args:
             rows: Whole runs, one a plan; a plan that has none is run before it may be recommended.
             finalists: The fastest first.
             limit_s: Seconds of turns; each stage has its first groups whatever it is.
+            room_s: Seconds that the budget has left: what matters most comes first where it does not hold all.
         """
-        self._space, self._limit_s, self._spent_s = space, limit_s, 0.0
+        self._space, self._limit_s, self._room_s, self._spent_s = space, limit_s, room_s, 0.0
+        self._turn_s = {row.plan: estimate_turn_s(row) for row in rows if row.status == "ok"}
         fine = find_recommendable([row for row in rows if row.status == "ok"], space.memory_gib)
         self._fine = {row.plan for row in fine}
         has_run = any(row.plan == space.user_plan and row.status == "ok" for row in rows)
@@ -135,58 +148,94 @@ class Proof:
 
     def _race(self) -> Steps:
         plans = [*self._rivals, *([self.base] if self.base is not None else [])]
+        if self.base is not None and self._rivals:
+            needed = [self._rivals[0], *self._list_held(self._rivals[0], self.base)]
+            if not self._has_room(N_RACE * plans + LOOKS[0] * needed):
+                self.best = self._rivals[0]
+                return
         arms = yield from self._meet(plans, N_RACE, "the finalists take turns")
-        rivals = [plan for plan in self._rivals if plan in arms]
+        rivals = self._rank([plan for plan in self._rivals if plan in arms])
         if not rivals:
             return
-        self.best = max(rivals, key=lambda plan: self._compute_lead_pct(plan, rivals[0]))
-        close = [plan for plan in rivals if self._compute_lead_pct(self.best, plan) <= WORTH_PCT]
+        leads = {plan: self.evidence.list_log_ratios(plan, rivals[0]) for plan in rivals}
+        close = [plan for plan in rivals if min(leads[plan], default=0.0) < WORTH_LOG]
+        arms = yield from self._meet(close, 1, "the finalists that may be the fastest")
+        rivals = self._rank([plan for plan in close if plan in arms])
+        if not rivals:
+            return
+        close = [plan for plan in rivals if self._compute_median_lead(rivals[0], plan) <= WORTH_LOG]
         base = self._space.user_plan
         self.best = min(close, key=lambda plan: (changes_learning(base, plan), *compute_simplicity(plan)))
         if self.base is not None:  # in each group: other work may have held up one
-            leads = self.evidence.list_log_ratios(self.best, self.base)
-            self.best = self.base if min(leads, default=0.0) > math.log1p(BEHIND_PCT / 100) else self.best
+            behind = min(self.evidence.list_log_ratios(self.best, self.base), default=0.0)
+            self.best = self.base if behind > math.log1p(BEHIND_PCT / 100) else self.best
+
+    def _rank(self, plans: list[Plan]) -> list[Plan]:
+        """Sort plans that raced, the fastest first."""
+        return sorted(plans, key=lambda plan: self._compute_median_lead(plan, plans[0]), reverse=True)
+
+    def _compute_median_lead(self, plan: Plan, other: Plan) -> float:
+        """Compute the logarithm of a plan's speed over another's, in the median of the race's groups."""
+        return statistics.median(self.evidence.list_log_ratios(other, plan) or [0.0])
+
+    def _list_held(self, winner: Plan, base: Plan) -> list[Plan]:
+        """List what takes turns beside the winner until it is told apart: the user's own, and the harmless part."""
+        altering = [names for names, less in self._take_parts(winner, base).items() if not _is_harmless(less, winner)]
+        harmless = self._take_back(winner, base, *altering)
+        return [base] if harmless in (None, base, winner) else [base, harmless]
+
+    def _take_parts(self, plan: Plan, base: Plan) -> dict[tuple[str, ...], Plan]:
+        """Return what can run of the plan less each of its changes, where that is neither the plan nor the user's."""
+        parts = {names: self._take_back(plan, base, names) for names in list_changed(base, plan)}
+        return {names: part for names, part in parts.items() if part is not None and part not in (base, plan)}
 
     def _earn(self, winner: Plan, base: Plan) -> Steps:
         """Take the winner's changes back one by one, and keep those that are worth it."""
-        changes = list_changed(base, winner)
-        if len(changes) < 2:  # what one change is worth is what the plan is worth
+        if len(list_changed(base, winner)) < 2:  # what one change is worth is what the plan is worth
             return
         self.is_earned = False  # until all is done: the budget may end at any group
-        parts = {names: self._take_back(winner, base, names) for names in changes}
-        found = {names: plan for names, plan in parts.items() if plan is not None and plan not in (base, winner)}
-        altering = [names for names, plan in found.items() if not _is_harmless(plan, winner)]
-        harmless = self._take_back(winner, base, *altering)
-        has_part = altering and harmless not in (None, base, winner) and (yield from self._runs_whole(harmless))
-        held = [base, harmless] if has_part and harmless is not None else [base]
+        found, held = self._take_parts(winner, base), self._list_held(winner, base)
         try:
+            asked = [winner, *held, *list(found.values())[:MAX_WITHOUT]]
+            if not self._has_room(LOOKS[0] * asked):
+                yield from self._meet([winner, *held], LOOKS[0], "the fastest plan against the settings as they were")
             yield from self._look_at(found, winner, base, held)
         finally:  # the budget may have ended before each change was looked at: what alters nothing may be proven
-            if not self.is_earned and self._is_faster(held[-1]):
+            if not (self.is_earned or self.is_proven) and self._is_faster(held[-1]):
                 self.best = held[-1]
 
     def _look_at(self, found: Mapping[tuple[str, ...], Plan], winner: Plan, base: Plan, held: Sequence[Plan]) -> Steps:
         """Have the winner take turns with itself less each change, and with ``held`` until these are told apart."""
         order = sorted(found, key=lambda names: _is_harmless(found[names], winner))  # a stable order, these last
         for start in range(0, len(order), MAX_WITHOUT):
-            asked, n_groups = {names: found[names] for names in order[start : start + MAX_WITHOUT]}, N_EARN
             if start and self._spent_s > self._limit_s and _is_harmless(found[order[start]], winner):
                 break
+            batch, n_groups = {names: found[names] for names in order[start : start + MAX_WITHOUT]}, N_EARN
+            known = {names: plan for names, plan in batch.items() if self._count_met(winner, plan) >= N_EARN}
+            self._without |= known
+            asked = {names: it for names, it in batch.items() if names not in known or self._is_open(winner, it)}
+            yield from self._secure(held[-1])
             while asked:
-                are_held = not start and self.evidence.count_groups([winner, *held]) < LOOKS[0]
+                are_held = not start and self._count_met(winner, *held) < LOOKS[0]
                 plans = [winner, *asked.values(), *(held if are_held else [])]
                 arms = yield from self._meet(plans, n_groups, "the fastest plan, and less of it")
                 if winner not in arms:
                     return
                 asked = {names: plan for names, plan in asked.items() if plan in arms}
                 self._without |= asked
+                yield from self._secure(held[-1])
                 asked, n_groups = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}, 2
-                if self.evidence.count_groups([winner, *asked.values()]) >= self._compute_n_limit(DROP_SHARE, N_EARN):
+                if self._count_met(winner, *asked.values()) >= self._compute_n_limit(DROP_SHARE, N_EARN):
                     break
         idle = [names for names, plan in self._without.items() if not self._is_worth(winner, plan)]
         order = sorted(idle, key=lambda names: self._lead_over(winner, names))
         self.best = yield from self._drop(winner, base, order)
         self.is_earned = True
+
+    def _secure(self, part: Plan) -> Steps:
+        """Run the harmless part as a whole once it is proven and the winner is not: the budget may end at any group."""
+        if part != self.base and not self.is_proven and self._leads(part):
+            yield from self._runs_whole(part)
 
     def _drop(self, winner: Plan, base: Plan, idle: Sequence[tuple[str, ...]]) -> Generator[Wish, Any, Plan]:
         """Return the winner without its idle changes, or the least useful: two may be idle because of each other."""
@@ -213,6 +262,14 @@ class Proof:
                 return
             n_groups += 1
 
+    def _count_met(self, *plans: Plan) -> int:
+        return self.evidence.count_groups(plans)
+
+    def _has_room(self, plans: Sequence[Plan]) -> bool:
+        """Whether the budget is expected to hold so many processes in turns."""
+        usual_s = statistics.median(self._turn_s.values())
+        return self._spent_s + sum(self._turn_s.get(plan, usual_s) for plan in plans) <= self._room_s
+
     def _compute_n_limit(self, share: float, least: int) -> int:
         """Compute how many groups a question may take: fewer when its share of the time is over."""
         if self._spent_s <= share * self._limit_s:
@@ -225,6 +282,7 @@ class Proof:
         while n_done < n_groups and len(left) > 1:
             rows: list[Trial] = yield TakeTurns(plans=tuple(left), why=why)
             self._spent_s += sum(row.seconds for row in rows)
+            self._turn_s |= {row.plan: row.seconds for row in rows}
             failed = {row.plan for row in rows if row.status != "ok"}
             if failed:
                 left = [plan for plan in left if plan not in failed]
@@ -260,12 +318,18 @@ class Proof:
         """Whether the best plan is faster than the user's own, and holds nothing unproven that alters learning."""
         if self.base is None or not self._is_faster(self.best):
             return False
-        return self.is_earned or _is_harmless(self.base, self.best)
+        if self.is_earned or _is_harmless(self.base, self.best):
+            return True
+        parts = {names: self._take_back(self.best, self.base, names) for names in list_changed(self.base, self.best)}
+        altering = [names for names, less in parts.items() if less is None or not _is_harmless(less, self.best)]
+        worth = {names for names, less in self._without.items() if self._is_worth(self.winner, less)}
+        return self.best == self.winner and worth.issuperset(altering)
 
     def _is_faster(self, plan: Plan) -> bool:
-        if self.base is None or plan not in self._fine:
-            return False
-        return self.evidence.compare(self.base, plan).verdict == "faster"
+        return plan in self._fine and self._leads(plan)
+
+    def _leads(self, plan: Plan) -> bool:
+        return self.base is not None and self.evidence.compare(self.base, plan).verdict == "faster"
 
     def _is_worth(self, winner: Plan, without: Plan) -> bool:
         """Whether a change is worth 1 %; one of numerics or recipe has to be proven to gain, too.

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -114,8 +115,10 @@ def run_strategy(search: Search) -> None:
     session, space = search.session, search.space
     session.run(strategies.skip_impossible(space))
     session.run(strategies.run_own_plan(space))
+    run_s = max((row.seconds for row in session.rows), default=0.0)
+    session.proof_s = max(PROOF_S, PROOF_RUNS * run_s)
     if search.options.is_budget_default:
-        _allot_time(search)
+        _allot_time(search, run_s)
     strategy = strategies.STRATEGIES[search.options.strategy]
     session.run(strategy(space))
     if session.is_budget_spent and len({row.plan for row in session.rows if row.status == "ok"}) < 2:
@@ -125,12 +128,11 @@ def run_strategy(search: Search) -> None:
         session.run(strategies.run_nearest(space))  # the budget went into probes
 
 
-def _allot_time(search: Search) -> None:
+def _allot_time(search: Search, run_s: float) -> None:
     """Hold the search to the default budget, now that it is known how long a run takes."""
-    session, run_s = search.session, max((row.seconds for row in search.session.rows), default=0.0)
+    session = search.session
     budget_s = compute_default_s(session.elapsed_s, run_s)
     session.budget_s = compute_search_s(budget_s)
-    session.proof_s = max(PROOF_S, PROOF_RUNS * run_s)
     search.target.end_s = time.monotonic() + session.left_s
     if budget_s > DEFAULT_BUDGET_S:
         now, usual = format_duration(budget_s), format_duration(DEFAULT_BUDGET_S)
@@ -145,8 +147,9 @@ def run_proof(session: Session, space: Space) -> Proof:
     # Neither runs of an earlier proof nor the clock: the same search asks for the same again when it is resumed.
     rows = [*asked, *(row for row in session.rows[len(asked) :] if row.why != LESS)]
     finalists = select_finalists(rows, limit_gib=space.memory_gib)
-    limit_s = max(PROOF_S, sum(row.seconds for row in (*rows, *session.probes)))
-    proof = Proof(space, rows, finalists, limit_s=limit_s)
+    search_s = sum(row.seconds for row in (*rows, *session.probes))
+    room_s = math.inf if session.budget_s is None else session.budget_s - search_s
+    proof = Proof(space, rows, finalists, limit_s=max(PROOF_S, search_s), room_s=room_s)
     session.run(proof.run(), may_use_reserve=True)
     session.adopt_rest()
     return proof

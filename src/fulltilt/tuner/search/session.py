@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from fulltilt.records import IN_TURNS, PROBES, WHOLE_RUN, Plan, Trial
-from fulltilt.stats.alternation import GROUP_S
+from fulltilt.stats.alternation import GROUP_S, MIN_ROUNDS
 from fulltilt.tuner.search.budget import Refusal
 from fulltilt.tuner.search.journal import Journal, Key
 from fulltilt.tuner.search.progress import OnEvent, TrialCut, TrialDone, TrialStarted, TurnsDone
 from fulltilt.tuner.trials.rows import build_row
 from fulltilt.tuner.trials.target import Target
 
-PROOF_S = 30.0  # usually kept back for the proof,
-PROOF_RUNS = 8  # and as long as so many runs take where the budget is the default: two plans start for each group
+PROOF_S = 30.0  # kept back for the proof,
+PROOF_RUNS = 12  # or the time of so many runs: four groups of three plans
 RESERVE_SHARE = 0.4  # of the budget at most is kept back for it
 N_ALIKE = 3  # plans that failed in the same words: fewer may be one lever's fault
 N_ALIKE_OWN = 2  # where one of them is the user's own
@@ -195,12 +195,9 @@ class Session:
     def _estimate_wish_s(self, wish: Ask | TakeTurns) -> float:
         if isinstance(wish, Ask):
             return self._estimate_s(wish.kind, wish.plan)
-        if self.turns:
-            return sum(self._estimate_s(IN_TURNS, plan) for plan in wish.plans)
-        # A process takes as long to start as that of its whole run did, and then its blocks.
-        timed_s = {r.plan: r.n_steps * r.effective_batch_size / (r.samples_per_s or math.inf) for r in self.rows}
-        starts_s = [max(0.0, self._estimate_s(WHOLE_RUN, plan) - timed_s.get(plan, 0.0)) for plan in wish.plans]
-        return sum(starts_s) + len(starts_s) * GROUP_S / 2
+        known_s = {row.plan: estimate_turn_s(row) for row in self.rows if row.status == "ok"}
+        known_s |= {row.plan: row.seconds for row in self.turns if row.status == "ok"}
+        return sum(known_s[plan] if plan in known_s else self._estimate_s(WHOLE_RUN) for plan in wish.plans)
 
     def _estimate_s(self, kind: str, plan: Plan | None = None) -> float:
         """Estimate the seconds of a trial: its plan's last, else the median of its like; 0 before the first."""
@@ -310,6 +307,13 @@ class Session:
         if self.budget_s is not None and ran:
             n_left = min(n_left, max(0, int(self.left_s / statistics.fmean(row.seconds for row in ran))))
         return n_done, n_done + n_left
+
+
+def estimate_turn_s(row: Trial) -> float:
+    """Estimate the seconds of a plan's part of a group: it starts as its whole run did, and takes its blocks."""
+    step_s = row.effective_batch_size / (row.samples_per_s or math.inf)
+    start_s, blocks_s = max(0.0, row.seconds - row.n_steps * step_s), max(GROUP_S / 2, 4 * MIN_ROUNDS * step_s)
+    return min(row.seconds, start_s + blocks_s)
 
 
 def _find_key(wish: Ask | Skip) -> Key:
