@@ -47,11 +47,14 @@ def describe_verdict(document: Document) -> str:
     best = "the best other plan is"
     if savings["verdict"] == "equal":
         return f"Keep your settings: {best} as fast, within {max(-low_pct, high_pct):.1f} %."
-    if savings["verdict"] == "slower":
+    if savings["verdict"] == "slower" or high_pct <= 0:
         return f"Keep your settings: {best} {-high_pct:.0f} to {-low_pct:.0f} % slower."
     if high_pct > TELLING_PCT:
         return "Keep your settings, no gain is proven: too little was measured to tell."
-    return f"Keep your settings, no gain is proven: {best} {_say_range(low_pct, high_pct)}."
+    if low_pct > 0:
+        fast = say_speedup(other["gain"], "as fast")
+        return f"Keep your settings for now: another plan looks {fast}, which more turns would have to prove."
+    return f"Keep your settings, no gain is proven: {best} between {-low_pct:.0f} % slower and {high_pct:.0f} % faster."
 
 
 def learns_worse(document: Document) -> bool:
@@ -82,12 +85,6 @@ def _say_learning(document: Document, pick: Mapping[str, Any]) -> str:
     if changed:
         return f"changes the {' and the '.join(changed)}"
     return "the effective batch stays" if changes.get("recipe") else "recipe and numerics stay"
-
-
-def _say_range(low_pct: float, high_pct: float) -> str:
-    if low_pct < 0 < high_pct:
-        return f"between {-low_pct:.0f} % slower and {high_pct:.0f} % faster"
-    return f"{low_pct:.1f} to {high_pct:.1f} % faster"
 
 
 def build_screen(document: Document, *, files: str = "", apply: str = "", source: str = "") -> list[str]:

@@ -26,6 +26,7 @@ WORTH_PCT = 1.0  # a gain up to this is none
 EQUAL_PCT = 2.0  # arms that differ by no more are as good as equal
 CONFIDENCE = 0.98  # of each interval: together the looks are wrong in less than 5 of 100 comparisons
 LOOKS = (4, 6, 8, 10, 13, 16, 20, 25, 32, 40)  # groups after which a comparison may end
+LEAST_GROUPS, LEAST_CONFIDENCE = 3, 0.99  # of a claim, where the time ended before the first look
 GROUP_S = 0.8  # of timed blocks, for each pair of arms
 MIN_ROUNDS = 2
 STALLED_PCT = 5.0  # of the time, in stalled steps: from here on a machine is busy
@@ -70,7 +71,7 @@ class Comparison:
 
     verdict: Verdict
     gain_pct: float  # of samples/s
-    ci_pct: tuple[float, float]  # at ``CONFIDENCE``; infinite bounds before the second group
+    ci_pct: tuple[float, float]  # at 98 %, of up to three groups at 99 %; infinite bounds before the second group
     n_groups: int
 
     @property
@@ -129,10 +130,11 @@ def compare_pairs(log_ratios: Sequence[float]) -> Comparison:
         return Comparison(
             verdict="undecided", gain_pct=100 * math.expm1(centre), ci_pct=(-math.inf, math.inf), n_groups=n
         )
-    centre, low, high = compute_trimmed_interval(log_ratios, CONFIDENCE)
+    confidence = LEAST_CONFIDENCE if n < LOOKS[0] else CONFIDENCE
+    centre, low, high = compute_trimmed_interval(log_ratios, confidence)
     gain_pct, low_pct, high_pct = (100 * math.expm1(value) for value in (centre, low, high))
     verdict: Verdict = "undecided"
-    if n >= LOOKS[0]:
+    if n >= LEAST_GROUPS:
         if low_pct > WORTH_PCT:
             verdict = "faster"
         elif high < -math.log1p(WORTH_PCT / 100):

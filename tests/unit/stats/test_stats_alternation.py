@@ -9,7 +9,7 @@ import pytest
 
 from fulltilt.stats import Block, Evidence, Turns, alternate, compare_pairs, is_look, run_group
 from fulltilt.stats.alternation import LOOKS, MIN_ROUNDS, summarize_rounds
-from fulltilt.stats.intervals import compute_proportion_interval
+from fulltilt.stats.intervals import compute_proportion_interval, compute_trimmed_interval
 
 
 class FakeMachine:
@@ -143,10 +143,12 @@ def test_a_comparison_is_the_same_from_either_side():
     assert 1 + there.ci_pct[0] / 100 == pytest.approx(1 / (1 + back.ci_pct[1] / 100))
 
 
-def test_nothing_is_decided_before_four_groups_and_one_group_bounds_nothing():
-    for n in range(1, 4):
+def test_nothing_is_decided_before_three_groups_which_are_held_to_99_percent_and_one_group_bounds_nothing():
+    for n in range(1, 3):
         assert compare_pairs([1.0, 1.0001, 0.9999][:n]).verdict == "undecided"
-    assert compare_pairs([1.0, 1.0001, 0.9999, 1.0]).verdict == "faster"
+    assert compare_pairs([1.0, 1.0001, 0.9999]).verdict == "faster"
+    _, low, high = compute_trimmed_interval([0.5, 0.6, 0.7], 0.99)
+    assert compare_pairs([0.5, 0.6, 0.7]).ci_pct == pytest.approx((100 * math.expm1(low), 100 * math.expm1(high)))
     assert not any(is_look(n) for n in (1, 2, 3, 5, 7))
     assert [n for n in range(41) if is_look(n)] == list(LOOKS)
     one, none = compare_pairs([math.log(2)]), compare_pairs([])

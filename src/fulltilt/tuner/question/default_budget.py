@@ -1,7 +1,7 @@
 """The time of a search that was given none."""
 
 DEFAULT_BUDGET_S = 180.0
-DEFAULT_RUNS = 20  # as long as the first one: where they take longer than that, the default is time for so many more
+DEFAULT_RUNS = 24  # as long as the first one: where they take longer than that, the default is time for so many more
 QUICK_BUDGET_S = 90.0
 
 
