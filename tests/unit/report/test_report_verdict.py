@@ -75,7 +75,7 @@ def without_turns():
             "Keep your settings, no gain is proven: the best other plan is between 4 % slower and 11 % faster.",
         ),
         (
-            build_document(compare(60, 0.5, 150)),
+            build_document(compare(60, 0.8, 150)),
             "another plan looks 1.60 × as fast (1.01 to 2.50), which more turns would have to prove.",
         ),
         (
