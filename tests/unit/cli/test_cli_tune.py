@@ -293,7 +293,7 @@ def test_a_workload_without_a_file_is_told_how_to_train_with_what_was_found(sear
 def test_the_help_names_the_default_budget(search, capsys):
     with pytest.raises(SystemExit):
         search("--help")
-    assert "(default 3m, or 10 more runs as long as the first where that is more; 90s with --quick" in read_words(
+    assert "(default 3m, or 24 more runs as long as the first where that is more; 90s with --quick" in read_words(
         capsys
     )
 

@@ -76,7 +76,7 @@ def without_turns():
         ),
         (
             build_document(compare(60, 0.8, 150)),
-            "another plan looks 1.60 × as fast (1.01 to 2.50), which more turns would have to prove.",
+            "another plan looks 1.60 × as fast (1.01 to 2.50); more turns may prove it.",
         ),
         (
             build_document(compare(30, -99, 9000)),
