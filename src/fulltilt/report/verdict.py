@@ -53,7 +53,7 @@ def describe_verdict(document: Document) -> str:
         return "Keep your settings, no gain is proven: too little was measured to tell."
     if low_pct > 0:
         fast = say_speedup(other["gain"], "as fast")
-        return f"Keep your settings for now: another plan looks {fast}; more turns may prove it."
+        return f"Keep your settings for now: another plan looks {fast}, not proven yet."
     return f"Keep your settings, no gain is proven: {best} between {-low_pct:.0f} % slower and {high_pct:.0f} % faster."
 
 

@@ -76,7 +76,7 @@ def without_turns():
         ),
         (
             build_document(compare(60, 0.8, 150)),
-            "another plan looks 1.60 × as fast (1.01 to 2.50); more turns may prove it.",
+            "another plan looks 1.60 × as fast (1.01 to 2.50), not proven yet.",
         ),
         (
             build_document(compare(30, -99, 9000)),
