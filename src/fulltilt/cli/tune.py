@@ -147,13 +147,14 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     files = ", ".join([str(folder / PAGE_FILE), *(name for name in RESULT_FILES if name != PAGE_FILE)])
     how = "" if args.apply else suggest_apply(args, result, config)
     _print_lines(console, ["", *applied] if applied else ())  # before the verdict: what stands last is read first
-    if args.apply and unwritten is None and read_config(args).digest != config.digest:
+    is_changed = args.apply and unwritten is None and read_config(args).digest != config.digest
+    if is_changed:
         where = "it needs another --out" if args.out else "in a folder of its own"
         console.print(f"· the same command now searches from these settings: {where}")
     print_verdict(console, document, files="" if unwritten else files, apply=how, args=args)
     if args.quiet and applied:
         print_result(console, applied[0].rstrip(":"))
-    if left_out := describe_left_out(started):
+    if not is_changed and (left_out := describe_left_out(started)):
         console.print(left_out, soft_wrap=True)
     write_json(args.json, result.to_json_text())  # what was measured is said before that it could not be kept
     if unwritten is not None:

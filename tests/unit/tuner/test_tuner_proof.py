@@ -387,6 +387,20 @@ def test_a_budget_that_ends_while_changes_are_looked_at_leaves_the_part_that_alt
     assert picks.recommended.trial.plan == part
 
 
+def test_a_harmless_part_that_fails_in_turns_is_not_waited_for():
+    """It was started again in every further group, which then had to be measured anew."""
+    plan, part = change(num_workers=2, threads=2, worker_threads=2), change(num_workers=2, worker_threads=2)
+
+    def rate(it, group):
+        if it == part and group:
+            return None
+        swing = 1 + 0.1 * (-1) ** group if it["worker_threads"] == 1 else 1  # what these gain stays open for long
+        return multiply(num_workers=1.5, threads=1.1)(it) * (1 if it == USER else swing)
+
+    proof, groups = feed([plan], rate)
+    assert (sum(part in group for group in groups), proof.gain.verdict) == (1, "faster")
+
+
 @pytest.mark.parametrize("fails", [None, MANY, USER, change(num_workers=2)])
 @pytest.mark.parametrize("noise_pct", [0.3, 6.0])
 def test_a_search_that_is_resumed_asks_for_no_group_twice_and_comes_to_the_same(tmp_path, fails, noise_pct):

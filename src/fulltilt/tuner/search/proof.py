@@ -214,16 +214,17 @@ class Proof:
             known = {names: plan for names, plan in batch.items() if self._count_met(winner, plan) >= N_EARN}
             self._without |= known
             asked = {names: it for names, it in batch.items() if names not in known or self._is_open(winner, it)}
-            yield from self._secure(held[-1])
+            yield from self._secure(held)
             while asked:
                 are_held = not start and self._count_met(winner, *held) < LOOKS[0]
                 plans = [winner, *asked.values(), *(held if are_held else [])]
                 arms = yield from self._meet(plans, n_groups, "the fastest plan, and less of it")
                 if winner not in arms:
                     return
+                held = [plan for plan in held if plan in arms or plan not in plans]
                 asked = {names: plan for names, plan in asked.items() if plan in arms}
                 self._without |= asked
-                yield from self._secure(held[-1])
+                yield from self._secure(held)
                 asked, n_groups = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}, 2
                 if self._count_met(winner, *asked.values()) >= self._compute_n_limit(DROP_SHARE, N_EARN):
                     break
@@ -232,10 +233,11 @@ class Proof:
         self.best = yield from self._drop(winner, base, order)
         self.is_earned = True
 
-    def _secure(self, part: Plan) -> Steps:
+    def _secure(self, held: Sequence[Plan]) -> Steps:
         """Run the harmless part as a whole once it is proven and the winner is not: the budget may end at any group."""
-        if part != self.base and not self.is_proven and self._leads(part):
-            yield from self._runs_whole(part)
+        for part in held:
+            if part != self.base and not self.is_proven and self._leads(part):
+                yield from self._runs_whole(part)
 
     def _drop(self, winner: Plan, base: Plan, idle: Sequence[tuple[str, ...]]) -> Generator[Wish, Any, Plan]:
         """Return the winner without its idle changes, or the least useful: two may be idle because of each other."""

@@ -115,7 +115,7 @@ def run_strategy(search: Search) -> None:
     session, space = search.session, search.space
     session.run(strategies.skip_impossible(space))
     session.run(strategies.run_own_plan(space))
-    run_s = max((row.seconds for row in session.rows), default=0.0)
+    run_s = max((row.seconds for row in session.rows if row.status == "ok"), default=0.0)
     session.proof_s = max(PROOF_S, PROOF_RUNS * run_s)
     if search.options.is_budget_default:
         _allot_time(search, run_s)
