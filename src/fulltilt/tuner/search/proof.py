@@ -27,7 +27,7 @@ BEHIND_PCT = 5.0  # of speed: a winner as far behind the user's own plan in each
 WORTH_LOG = math.log1p(WORTH_PCT / 100)
 N_EARN = 3  # groups in which each change is looked at first
 N_SURE = LOOKS[3]  # groups, though the time is over, before a change or a plan goes that may be worth it
-OVERTIME = 2.0  # times the limit: then not even these
+OVERTIME = 2.0  # times the limit, where the budget has no end: then not even these
 MAX_WITHOUT = 4  # plans less one change that take turns with the winner at once
 DROP_SHARE = 0.6  # of the time: after it no change is looked at further
 LESS = "the fastest plan without the changes that are not worth it"  # why such a plan is run
@@ -180,8 +180,7 @@ class Proof:
 
     def _list_held(self, winner: Plan, base: Plan) -> list[Plan]:
         """List what takes turns beside the winner until it is told apart: the user's own, and the harmless part."""
-        altering = [names for names, less in self._take_parts(winner, base).items() if not _is_harmless(less, winner)]
-        harmless = self._take_back(winner, base, *altering)
+        harmless = self._take_back(winner, base, *_list_altering(base, winner))
         return [base] if harmless in (None, base, winner) else [base, harmless]
 
     def _take_parts(self, plan: Plan, base: Plan) -> dict[tuple[str, ...], Plan]:
@@ -200,9 +199,10 @@ class Proof:
             if not self._has_room(LOOKS[0] * asked):
                 yield from self._meet([winner, *held], LOOKS[0], "the fastest plan against the settings as they were")
             yield from self._look_at(found, winner, base, held)
-        finally:  # the budget may have ended before each change was looked at: what alters nothing may be proven
-            if not (self.is_earned or self.is_proven) and self._is_faster(held[-1]):
-                self.best = held[-1]
+        finally:  # the budget may have ended before each change was looked at: some of the plan may be proven
+            if not (self.is_earned or self.is_proven):
+                parts = (self._find_sound(), *held[1:])
+                self.best = next((part for part in parts if part is not None and self._is_faster(part)), self.best)
 
     def _look_at(self, found: Mapping[tuple[str, ...], Plan], winner: Plan, base: Plan, held: Sequence[Plan]) -> Steps:
         """Have the winner take turns with itself less each change, and with ``held`` until these are told apart."""
@@ -214,7 +214,7 @@ class Proof:
             known = {names: plan for names, plan in batch.items() if self._count_met(winner, plan) >= N_EARN}
             self._without |= known
             asked = {names: it for names, it in batch.items() if names not in known or self._is_open(winner, it)}
-            yield from self._secure(held)
+            yield from self._secure((self._find_sound(), *held[1:]))
             while asked:
                 are_held = not start and self._count_met(winner, *held) < LOOKS[0]
                 plans = [winner, *asked.values(), *(held if are_held else [])]
@@ -224,7 +224,7 @@ class Proof:
                 held = [plan for plan in held if plan in arms or plan not in plans]
                 asked = {names: plan for names, plan in asked.items() if plan in arms}
                 self._without |= asked
-                yield from self._secure(held)
+                yield from self._secure((self._find_sound(), *held[1:]))
                 asked, n_groups = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}, 2
                 if self._count_met(winner, *asked.values()) >= self._compute_n_limit(DROP_SHARE, N_EARN):
                     break
@@ -233,11 +233,23 @@ class Proof:
         self.best = yield from self._drop(winner, base, order)
         self.is_earned = True
 
-    def _secure(self, held: Sequence[Plan]) -> Steps:
-        """Run the harmless part as a whole once it is proven and the winner is not: the budget may end at any group."""
-        for part in held:
-            if part != self.base and not self.is_proven and self._leads(part):
+    def _secure(self, parts: Sequence[Plan | None]) -> Steps:
+        """Run the first part that is faster as a whole while the winner is not proven: the budget may end soon."""
+        for part in parts:
+            if part is not None and not self.is_proven and self._leads(part):
                 yield from self._runs_whole(part)
+                return
+
+    def _find_sound(self) -> Plan | None:
+        """Return the winner without the altering changes that are not proven to be worth it, yet."""
+        if self.base is None:
+            return None
+        worth = self._list_worth()
+        unproven = [names for names in _list_altering(self.base, self.winner) if names not in worth]
+        return self._take_back(self.winner, self.base, *unproven)
+
+    def _list_worth(self) -> set[tuple[str, ...]]:
+        return {names for names, less in self._without.items() if self._is_worth(self.winner, less)}
 
     def _drop(self, winner: Plan, base: Plan, idle: Sequence[tuple[str, ...]]) -> Generator[Wish, Any, Plan]:
         """Return the winner without its idle changes, or the least useful: two may be idle because of each other."""
@@ -276,7 +288,8 @@ class Proof:
         """Compute how many groups a question may take: fewer when its share of the time is over."""
         if self._spent_s <= share * self._limit_s:
             return LOOKS[-1]
-        return N_SURE if self._spent_s <= OVERTIME * self._limit_s else least
+        end_s = self._room_s if math.isfinite(self._room_s) else OVERTIME * self._limit_s
+        return N_SURE if self._spent_s <= end_s else least
 
     def _meet(self, plans: Sequence[Plan], n_groups: int, why: str) -> Meeting:
         """Have plans take turns in so many groups; return those that did not fail. No other stays base or best."""
@@ -320,12 +333,7 @@ class Proof:
         """Whether the best plan is faster than the user's own, and holds nothing unproven that alters learning."""
         if self.base is None or not self._is_faster(self.best):
             return False
-        if self.is_earned or _is_harmless(self.base, self.best):
-            return True
-        parts = {names: self._take_back(self.best, self.base, names) for names in list_changed(self.base, self.best)}
-        altering = [names for names, less in parts.items() if less is None or not _is_harmless(less, self.best)]
-        worth = {names for names, less in self._without.items() if self._is_worth(self.winner, less)}
-        return self.best == self.winner and worth.issuperset(altering)
+        return self.is_earned or self._list_worth().issuperset(_list_altering(self.base, self.best))
 
     def _is_faster(self, plan: Plan) -> bool:
         return plan in self._fine and self._leads(plan)
@@ -353,6 +361,12 @@ class Proof:
 def _is_harmless(before: Plan, after: Plan) -> bool:
     """Whether what one plan changes of another leaves learning alone; a batch size is the user's to allow."""
     return not changes_learning(before.replace(**{name: after[name] for name in BATCH}), after)
+
+
+def _list_altering(base: Plan, plan: Plan) -> list[tuple[str, ...]]:
+    """List the changes that can alter what is learned; a batch size is the user's to allow."""
+    changed = {names: base.replace(**{name: plan[name] for name in names}) for names in list_changed(base, plan)}
+    return [names for names, alone in changed.items() if not _is_harmless(base, alone)]
 
 
 def _read_turns(row: Trial) -> Turns:
