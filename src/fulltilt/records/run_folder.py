@@ -157,9 +157,9 @@ def find_folders(
     results: Sequence[str],
     aging: Collection[str] = (),
 ) -> FolderChoice:
-    """Find the folder of a run, and one for it to begin in, beside ``path``; the arguments are those of ``RunFolder``.
+    """Find the folder of a run beside ``path``, and one for it to begin in.
 
-    A folder in which another run has begun and has no results yet is not free.
+    The arguments are those of ``RunFolder``. A folder in which another run has begun and has no results yet is not free.
     """
     held: list[tuple[bool, float, Path]] = []  # whether it did not age, when it was written
     free, change = None, ""
