@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -14,7 +15,7 @@ REDRAW_S = 0.5  # drawing takes 0.4 ms
 
 
 class ProgressBar:
-    """Shows a bar on a terminal and one line an epoch; elsewhere only the lines.
+    """Shows a bar on a terminal and one line an epoch; elsewhere only the lines. Of a quiet console the warnings go to stderr.
 
     That training has finished, or why it failed, is for its caller to tell, who has the result or the error.
 
@@ -51,7 +52,10 @@ class ProgressBar:
             self._seconds += event.seconds
             self._advance(event)
         elif isinstance(event, Noted):
-            self._print(f"{event.level}: {event.message}")
+            said = f"{event.level}: {event.message}"
+            if self._console.quiet and event.level == "warning":  # nobody else tells it
+                print(" ".join(said.splitlines()), file=sys.stderr, flush=True)
+            self._print(said)
         elif isinstance(event, RunEnded):
             self._end(event)
         elif isinstance(event, CheckpointSaved) and self._bar is not None:

@@ -159,7 +159,7 @@ def find_folders(
 ) -> FolderChoice:
     """Find the folder of a run beside ``path``, and one for it to begin in.
 
-    The arguments are those of ``RunFolder``. A folder in which another run has begun and has no results yet is not free.
+    The arguments are those of ``RunFolder``. One in which another run has begun and has no results yet is not free.
     """
     held: list[tuple[bool, float, Path]] = []  # whether it did not age, when it was written
     free, change = None, ""
