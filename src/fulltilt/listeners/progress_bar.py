@@ -15,7 +15,7 @@ REDRAW_S = 0.5  # drawing takes 0.4 ms
 
 
 class ProgressBar:
-    """Shows a bar on a terminal and one line an epoch; elsewhere only the lines. Of a quiet console the warnings go to stderr.
+    """Shows a bar on a terminal and one line an epoch; elsewhere only the lines, and of a quiet console warnings alone.
 
     That training has finished, or why it failed, is for its caller to tell, who has the result or the error.
 
