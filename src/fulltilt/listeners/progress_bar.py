@@ -97,14 +97,14 @@ class ProgressBar:
         self._bar.update(
             self._bar.task_ids[0],
             completed=event.step,
-            description=f"epoch {event.epoch + 1}/{self._started.n_epochs} · step {event.step:,}{of_steps}",
+            description=f"epoch {event.epoch}/{self._started.n_epochs} · step {event.step:,}{of_steps}",
             figures=f"loss {event.loss:.4g} · {event.samples_per_s:,.0f} samples/s{left}",
         )
         self._bar.refresh()
 
     def _format_epoch(self, event: EpochDone) -> str:
         n_epochs = self._started.n_epochs if self._started else "?"
-        parts = [f"epoch {event.epoch + 1}/{n_epochs}", f"loss {event.loss:.4g}"]
+        parts = [f"epoch {event.epoch}/{n_epochs}", f"loss {event.loss:.4g}"]
         parts += [f"{name} {value:.4g}" for name, value in list_headlines(event.metrics)]
         return "  ".join([*parts, f"{event.samples_per_s:,.0f} samples/s", format_seconds(event.seconds)])
 
