@@ -241,7 +241,8 @@ def build_parser(*filled: str) -> argparse.ArgumentParser:
             module.add_arguments(sub)
             sub.set_defaults(run=getattr(module, "run", None))
             for leaf in list_leaves(sub):
-                leaf.add_argument("--quiet", action="store_true", help="the result in one sentence and errors alone")
+                said = "the result in one sentence, warnings and errors alone"
+                leaf.add_argument("--quiet", action="store_true", help=said)
                 leaf.add_argument("--verbose", action="store_true", help="all details of the result")
     return parser
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._shared import build_console, is_import_path, print_result
-from fulltilt.errors import StorageError, UsageError, format_nearest
+from fulltilt.errors import UsageError, format_nearest
+from fulltilt.records.run_folder import write_atomic
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
@@ -46,20 +47,15 @@ def run(args: argparse.Namespace) -> int:
     target = Path(args.out or name + SUFFIX)
     if target.exists():
         raise UsageError(f"{target} is there already; name another with --out")
+    typed = shlex.quote(str(target))
     if is_import_path(args.source):
-        text = describe_own(args.source, target, args.data_path)
+        text = describe_own(args.source, typed, args.data_path)
     elif args.data_path:
-        raise UsageError(f"--data-path is for a Workload of yours; an example takes it as fulltilt check {target} does")
+        raise UsageError(f"--data-path is for a Workload of yours; an example takes it as fulltilt check {typed} does")
     else:
-        text = read_example(args.source, target)
-    try:
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        remedy = "make its folder, or name another file with --out"
-        raise StorageError(f"{target} cannot be written ({error.strerror}); {remedy}") from None
-    first = re.search(
-        rf"fulltilt \w+ .*?{re.escape(str(target))}.*?(?=  |$)", text, re.M
-    )  # of the commands at its head
+        text = read_example(args.source, typed)
+    write_atomic(target, text)
+    first = re.search(rf"fulltilt \w+ .*?{re.escape(typed)}.*?(?=  |$)", text, re.M)  # of the commands at its head
     assert first is not None
     print_result(console, f"{target} is written. Next: {first[0]}", soft_wrap=True)
     return 0
@@ -77,34 +73,39 @@ def read_title(path: Path) -> str:
     return head.partition(": ")[0].partition(". ")[0].rstrip(".")
 
 
-def read_example(name: str, target: Path) -> str:
-    """Return an example as it reads beside its data: other folders than that of ``target`` are those of a clone."""
+def read_example(name: str, typed: str) -> str:
+    """Return an example for use outside a clone: paths become ``data``, and its own name the one in a shell."""
     text = re.sub(r"(\.\./)+data\b", "data", (EXAMPLES / f"{name}{SUFFIX}").read_text("utf-8"))
-    return re.sub(
-        r"configs/([\w/-]+)\.yaml", lambda found: str(target) if found[1] == name else f"{found[1]}.yaml", text
-    )
+    return re.sub(r"configs/([\w/-]+)\.yaml", lambda found: typed if found[1] == name else f"{found[1]}.yaml", text)
 
 
-def describe_own(source: str, target: Path, data_path: str | None = None) -> str:
+def describe_own(source: str, typed: str, data_path: str | None = None) -> str:
     """Write a configuration of ``module:object`` that says what was found in it, and what is fulltilt's default.
+
+    Args:
+        typed: Its file, as a shell takes it.
 
     Raises:
         ConfigError: there is no such object, or it is no Workload and returns none.
     """
     from fulltilt.config import config_for_object
+    from fulltilt.config.rewriting import format_yaml
     from fulltilt.engine.build.assemble import build_workload, name_origins
 
-    config = config_for_object(source, [f"data.path={json.dumps(str(Path(data_path).resolve()))}"] if data_path else [])
+    path = format_yaml(str(Path(data_path).resolve())) if data_path else None
+    config = config_for_object(source, [f"data.path={path}"] if path else [])
     workload = build_workload(config)
     is_own = name_origins(config, workload)["optimizer"] == "the workload's own code"
-    return "\n".join([*_list_head(source, target, workload), *_list_settings(config, workload, is_own=is_own), ""])
+    return "\n".join(
+        [*_list_head(format_yaml(source), typed, workload), *_list_settings(config, workload, path, is_own=is_own), ""]
+    )
 
 
-def _list_head(source: str, target: Path, workload: Workload) -> Iterator[str]:
+def _list_head(source: str, typed: str, workload: Workload) -> Iterator[str]:
     yield f"# How {source} is trained. What is not written here is at its default: fulltilt schema."
     yield "#"
     for command in ("check", "tune", "train"):
-        yield f"#   fulltilt {command} {target}"
+        yield f"#   fulltilt {command} {typed}"
     yield f"task: {source}   # {', '.join(_list_findings(workload))}"
     yield ""
 
@@ -117,10 +118,10 @@ def _list_findings(workload: Workload) -> Iterator[str]:
     yield "with a validation set" if workload.validation else "no validation set: quality goes unseen"
 
 
-def _list_settings(config: Config, workload: Workload, *, is_own: bool) -> Iterator[str]:
+def _list_settings(config: Config, workload: Workload, path: str | None, *, is_own: bool) -> Iterator[str]:
     yield "data:"
-    if config.data.path:
-        yield f"  path: {json.dumps(config.data.path)}"
+    if path:
+        yield f"  path: {path}"
     yield f"  batch_size: {config.data.batch_size}   # {DEFAULT}: write yours; tune keeps it without --free-batch"
     yield f"  num_workers: {config.data.num_workers}"
     yield ""

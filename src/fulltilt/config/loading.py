@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import functools
 import itertools
+import json
 import math
 import operator
 import shlex
@@ -66,7 +67,7 @@ def load_points(path: str | Path, overrides: Sequence[str] = ()) -> list[tuple[d
 
 def config_for_object(target: str, overrides: Sequence[str] = ()) -> Config:
     """Build the configuration of ``module:object``, a workload in the user's code: defaults, with ``overrides``."""
-    settings, problems = merge(collect_overrides([f"task={target}", *overrides]))
+    settings, problems = merge(collect_overrides([f"task={json.dumps(target, ensure_ascii=False)}", *overrides]))
     raise_problems(problems)
     return _build_config(settings, base_dir=str(Path.cwd()))
 

@@ -34,7 +34,7 @@ def find_training(out_dir: Path) -> Path | None:
 def run_training(words: Sequence[str], out_dir: Path) -> Path:
     """Train to the end, resuming an interrupted training, and return its folder.
 
-    ``words`` are the arguments of ``fulltilt train``; its output goes to stderr, and with ``--quiet`` its errors alone.
+    ``words`` are the arguments of ``fulltilt train``; its output goes to stderr, with ``--quiet`` warnings and errors.
 
     Raises:
         UsageError: the training refused the configuration.

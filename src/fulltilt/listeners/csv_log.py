@@ -51,11 +51,11 @@ class CsvLog:
 
 def _build_step_row(event: StepsDone) -> dict[str, Any]:
     phases = {f"{phase}_ms": value for phase, value in event.phases_ms.items()}
-    return {name: getattr(event, name) for name in STEP_COLUMNS} | {"epoch": event.epoch + 1} | phases
+    return {name: getattr(event, name) for name in STEP_COLUMNS} | phases
 
 
 def _build_row(event: EpochDone | Evaluated, fields: Mapping[str, Any]) -> dict[str, Any]:
-    row = {"epoch": event.epoch + 1, "step": event.step, "seconds": event.seconds, **event.metrics, **fields}
+    row = {"epoch": event.epoch, "step": event.step, "seconds": event.seconds, **event.metrics, **fields}
     return {name: value for name, value in row.items() if value is not None}
 
 

@@ -167,7 +167,7 @@ class MetricsTracker:
 
     def _build_efficiency_row(self, event: StepsDone) -> dict[str, Any]:
         n_batches = -(-event.n_samples // self._batch_size)
-        values = (event.epoch + 1, event.step, event.time_s, event.n_samples, n_batches, event.seconds)
+        values = (event.epoch, event.step, event.time_s, event.n_samples, n_batches, event.seconds)
         memory_mib = self._find_memory(2**20 * self._batch_size)
         values += (event.samples_per_s, memory_mib, event.phases_ms.get("forward"))
         return dict(zip(EFFICIENCY, values, strict=True))
@@ -181,7 +181,7 @@ class MetricsTracker:
 
     def _store_pass(self, event: EpochDone | Evaluated, split: str, metrics: Mapping[str, float]) -> None:
         figures = [metrics.get(name) for name in FIGURES.values()]
-        values = (event.epoch + 1, event.step, event.time_s, split, *figures, event.seconds, self._find_memory(2**30))
+        values = (event.epoch, event.step, event.time_s, split, *figures, event.seconds, self._find_memory(2**30))
         row = dict(zip(TRAINING, values, strict=True))
         self._training.append([row])
         self._passes.append(row)
@@ -189,7 +189,7 @@ class MetricsTracker:
             for name, error_pct in metrics.items():
                 if (group := name.removeprefix("error_pct/")) != name:
                     share_pct = 100 * metrics.get(f"share/{group}", math.nan)
-                    values = (event.epoch + 1, event.step, group, share_pct, error_pct)
+                    values = (event.epoch, event.step, group, share_pct, error_pct)
                     self._errors.append([dict(zip(ERRORS, values, strict=True))])
         self._write_summaries()
 

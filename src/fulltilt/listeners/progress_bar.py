@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -14,7 +15,7 @@ REDRAW_S = 0.5  # drawing takes 0.4 ms
 
 
 class ProgressBar:
-    """Shows a bar on a terminal and one line an epoch; elsewhere only the lines.
+    """Shows a bar on a terminal and one line an epoch; elsewhere only the lines, and of a quiet console warnings alone.
 
     That training has finished, or why it failed, is for its caller to tell, who has the result or the error.
 
@@ -51,7 +52,10 @@ class ProgressBar:
             self._seconds += event.seconds
             self._advance(event)
         elif isinstance(event, Noted):
-            self._print(f"{event.level}: {event.message}")
+            said = f"{event.level}: {event.message}"
+            if self._console.quiet and event.level == "warning":  # nobody else tells it
+                print(" ".join(said.splitlines()), file=sys.stderr, flush=True)
+            self._print(said)
         elif isinstance(event, RunEnded):
             self._end(event)
         elif isinstance(event, CheckpointSaved) and self._bar is not None:
@@ -93,14 +97,14 @@ class ProgressBar:
         self._bar.update(
             self._bar.task_ids[0],
             completed=event.step,
-            description=f"epoch {event.epoch + 1}/{self._started.n_epochs} · step {event.step:,}{of_steps}",
+            description=f"epoch {event.epoch}/{self._started.n_epochs} · step {event.step:,}{of_steps}",
             figures=f"loss {event.loss:.4g} · {event.samples_per_s:,.0f} samples/s{left}",
         )
         self._bar.refresh()
 
     def _format_epoch(self, event: EpochDone) -> str:
         n_epochs = self._started.n_epochs if self._started else "?"
-        parts = [f"epoch {event.epoch + 1}/{n_epochs}", f"loss {event.loss:.4g}"]
+        parts = [f"epoch {event.epoch}/{n_epochs}", f"loss {event.loss:.4g}"]
         parts += [f"{name} {value:.4g}" for name, value in list_headlines(event.metrics)]
         return "  ".join([*parts, f"{event.samples_per_s:,.0f} samples/s", format_seconds(event.seconds)])
 

@@ -81,6 +81,8 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
             return hint.from_json(data)
         except KeyError as missing:
             raise ValueError(f"{where}.{missing.args[0]} is missing") from None
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"{where}: {error}") from None
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _decode_union(args, data, where)
@@ -88,12 +90,16 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
         if data not in args:
             raise ValueError(f"{where} is {data!r}, expected one of {', '.join(map(repr, args))}")
         return data
+    if origin in (tuple, list) and not isinstance(data, list | tuple):
+        raise ValueError(f"{where} is {data!r} ({type(data).__name__}), expected a list")
     if origin is tuple:
         inner = args[:1] * len(data) if args[-1:] == (Ellipsis,) else args
         return tuple(_decode(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(inner, data, strict=True)))
     if origin is list:
         return [_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(data)]
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        if not isinstance(data, Mapping):
+            raise ValueError(f"{where} is {data!r} ({type(data).__name__}), expected an object")
         return {k: _decode(args[1], v, f"{where}.{k}") for k, v in data.items()}
     if dataclasses.is_dataclass(hint):
         return _decode_dataclass(typing.cast(type, hint), data, where)
@@ -113,7 +119,7 @@ def _decode_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
             continue
         try:
             return _decode(option, data, where)
-        except (ValueError, TypeError, AttributeError) as problem:
+        except ValueError as problem:
             problems.append(str(problem))
     raise ValueError("; ".join(problems))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """What every event carries, so that a listener can tell ranks and restarts apart."""
+    """What every event carries, so that a listener can tell ranks and restarts apart. Epochs count from 1."""
 
     rank: int = 0
     attempt: int = 0
@@ -26,7 +26,7 @@ class RunStarted(Event):
     n_samples: int | None
     steps_per_epoch: int | None
     n_epochs: int
-    first_epoch: int = 0  # above 0 when resumed
+    first_epoch: int = 1  # a later one when resumed
     first_step: int = 0
     config: dict[str, Any] = dataclasses.field(default_factory=dict)  # resolved, by section
     config_digest: str | None = None
@@ -79,7 +79,7 @@ class Evaluated(Event):
 class CheckpointStarted(Event):
     """A checkpoint is about to be written. A resumed run repeats nothing from before: store what is held back."""
 
-    epoch: int
+    epoch: int  # whole ones so far
     step: int
 
 
@@ -87,7 +87,7 @@ class CheckpointStarted(Event):
 class CheckpointSaved(Event):
     """A checkpoint was written."""
 
-    epoch: int
+    epoch: int  # whole ones so far
     step: int
     path: str
     seconds: float  # of the write, beside training where asked

@@ -6,8 +6,6 @@ from pathlib import Path
 from fulltilt.records._codec import dumps, loads
 from fulltilt.records.run_folder import write_atomic
 
-PROMISE_FILE = "promise.json"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Promise:
@@ -30,14 +28,19 @@ class Promise:
 
 
 def write_promise(folder: Path, promise: Promise) -> Path:
-    """Write the promise into the folder of its search. Raises StorageError as ``write_atomic``."""
-    return write_atomic(folder / PROMISE_FILE, dumps(promise, indent=1) + "\n")
+    """Write the promise into the folder of its search, by its plan: one search may be applied to several files.
+
+    Raises StorageError as ``write_atomic``.
+    """
+    return write_atomic(folder / f"promise-{promise.plan}.json", dumps(promise, indent=1) + "\n")
 
 
 def read_promise(path: Path) -> Promise | str:
     """Read a promise, or why it cannot be read."""
     try:
-        return loads(Promise, path.read_bytes())
+        promise = loads(Promise, path.read_bytes())
+        low, high = promise.samples_per_s
+        return promise if 0 < low <= high else f"samples_per_s is {low} to {high}"
     except OSError as error:
         return error.strerror or str(error)
     except (ValueError, RecursionError) as error:  # cut short, or another file

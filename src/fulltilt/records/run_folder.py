@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
@@ -27,6 +28,7 @@ FINGERPRINT_FILE = "fingerprint.json"
 LOCK_FILE = ".lock"
 NEW_FILE_MODE = 0o644
 N_CHANGES_SHOWN = 4
+N_LOCK_TRIES = 11  # 0.1 s
 _UNWRITABLE = (
     errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EFBIG,
 )  # fmt: skip
@@ -155,9 +157,9 @@ def find_folders(
     results: Sequence[str],
     aging: Collection[str] = (),
 ) -> FolderChoice:
-    """Find the folder of a run, and one for it to begin in, beside ``path``; the arguments are those of ``RunFolder``.
+    """Find the folder of a run beside ``path``, and one for it to begin in.
 
-    A folder in which another run has begun and has no results yet is not free.
+    The arguments are those of ``RunFolder``. One in which another run has begun and has no results yet is not free.
     """
     held: list[tuple[bool, float, Path]] = []  # whether it did not age, when it was written
     free, change = None, ""
@@ -251,15 +253,19 @@ def _take_lock(path: Path) -> int:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise RunFolderError(
-                f"{path} is in use by process {holder}; wait for it, or give another folder with --out"
-            ) from None
+        for n_left in reversed(range(N_LOCK_TRIES)):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+                if not n_left:
+                    holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+                    raise RunFolderError(
+                        f"{path} is in use by process {holder}; wait for it, or give another folder with --out"
+                    ) from None
+            time.sleep(0.01)  # a command that looks for its folder holds the lock for a moment, see _is_in_use
         with _storage_errors(path):
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

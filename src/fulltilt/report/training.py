@@ -147,14 +147,12 @@ def _assemble(folder: str, events: Sequence[Event]) -> TrainingRun:
         n_attempts=_count_attempts(events),
         intervals=intervals,
         epochs=[
-            _build_reading(event, event["epoch"] + 1, seconds_at[event["step"]], loss=event["loss"])
+            _build_reading(event, n_per_epoch, seconds_at[event["step"]], loss=event["loss"])
             for event in kept
             if event["event"] == "EpochDone" and event["step"] in seconds_at
         ],
         evaluations=[
-            _build_reading(
-                event, event["step"] / n_per_epoch if n_per_epoch else event["epoch"] + 1, event["training_seconds"]
-            )
+            _build_reading(event, n_per_epoch, event["training_seconds"])
             for event in kept
             if event["event"] == "Evaluated"
         ],
@@ -176,12 +174,13 @@ def _read_intervals(events: Sequence[Event], n_per_epoch: int | None) -> Iterato
             names = ("step", "loss", "lr", "samples_per_s", "n_samples", "seconds")
             yield Interval(
                 **{name: event[name] for name in names},
-                epoch=event["epoch"] + event["step_in_epoch"] / n_per_epoch if n_per_epoch else None,
+                epoch=event["step"] / n_per_epoch if n_per_epoch else None,
                 training_seconds=seconds,
             )
 
 
-def _build_reading(event: Event, epoch: float, training_seconds: float, **more: float | None) -> Reading:
+def _build_reading(event: Event, n_per_epoch: int | None, training_seconds: float, **more: float | None) -> Reading:
     """Leave out what is null: NaN and infinity were written so."""
     metrics = {name: value for name, value in {**more, **event["metrics"]}.items() if value is not None}
+    epoch = event["step"] / n_per_epoch if n_per_epoch else event["epoch"]  # from 0 in logs of earlier versions
     return Reading(step=event["step"], epoch=epoch, training_seconds=training_seconds, metrics=metrics)

@@ -170,7 +170,7 @@ def write_training(folder, rates, *, plan=USER_PLAN, config=None, qualities=None
     started = {"event": "RunStarted", "name": "digits", "device": "cpu", "plan": plan, "n_parameters": 10}
     events = [started | {"n_samples": 1000, "config": config or {}}]
     for epoch, rate in enumerate(rates):
-        at = {"epoch": epoch, "step": 10 * (epoch + 1)}
+        at = {"epoch": epoch + 1, "step": 10 * (epoch + 1)}
         events.append(at | {"event": "EpochDone", "loss": 0.1, "seconds": 1000 / rate, "samples_per_s": rate})
         quality = qualities[epoch] if qualities else 0.9 + epoch / 100
         events.append(at | {"event": "Evaluated", "metrics": {"accuracy": quality}})

@@ -1,6 +1,9 @@
 """``fulltilt init`` and ``fulltilt completion``: what is written, and what a shell completes."""
 
+import errno
+import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -9,7 +12,7 @@ import torch
 
 from fulltilt.cli import COMMANDS, run_command
 from fulltilt.cli.init import EXAMPLES, list_examples
-from fulltilt.config import load_config, load_points
+from fulltilt.config import load_config, load_points, parse_call
 
 CODE = """import fulltilt, torch
 from torch import nn
@@ -25,6 +28,9 @@ own = build(torch.ones(50, 4), optimizer=lambda parameters: torch.optim.SGD(para
 
 def stored(path):
     return build(torch.load(path))
+
+def noted(note="", path=None):
+    return build(torch.ones(len(note), 4))
 """
 
 
@@ -74,6 +80,31 @@ def test_a_workload_of_the_users_own_is_described_and_the_file_is_ready_to_check
     assert load_config(f"init_user_code_{source}.yaml").run_name == f"init_user_code_{source}"
 
 
+@pytest.mark.parametrize("note", ["a: b", "x #1", '"한국", {y}'])
+@pytest.mark.parametrize("name", ["my conf.yaml", "한국.yaml"])
+def test_what_yaml_or_a_shell_would_read_as_something_else_is_quoted(folder, note, name, capsys):
+    call = f"init_user_code:noted(note='{note}')"
+    assert run_command(["init", call, "--data-path", "두 줄: #1 😀", "--out", name]) == 0
+    *_, command = capsys.readouterr().out.strip().partition("Next: fulltilt ")
+    assert shlex.split(command) == ["check", name]
+    config = load_config(name)
+    assert str(parse_call(config.task)) == str(parse_call(call))
+    assert config.data.path == str(folder / "두 줄: #1 😀")
+    assert "두 줄" in (folder / name).read_text("utf-8")
+    assert f"{len(note)} samples" in (folder / name).read_text("utf-8")
+
+
+def test_a_full_disk_leaves_no_half_of_a_configuration(folder, monkeypatch, capsys):
+    def fill(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = set(folder.iterdir())
+    monkeypatch.setattr(os, "fsync", fill)
+    assert run_command(["init", "digits", "--out", "conf.yaml"]) == 1
+    assert "no space left for" in capsys.readouterr().err
+    assert set(folder.iterdir()) == before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -82,7 +113,7 @@ def test_a_workload_of_the_users_own_is_described_and_the_file_is_ready_to_check
         (["init_user_code:stored"], "init_user_code:stored takes a path, and none is given; name it with --data-path"),
         (["digits", "--data-path", "x"], "--data-path is for a Workload of yours"),
         (["digits", "--out", "rows.pt"], "rows.pt is there already; name another with --out"),
-        (["digits", "--out", "none/a.yaml"], "make its folder, or name another file with --out"),
+        (["digits", "--out", "rows.pt/a.yaml"], "cannot be written (File exists); give another place with --out"),
     ],
 )
 def test_nothing_is_written_where_it_cannot_be(folder, words, said, capsys):

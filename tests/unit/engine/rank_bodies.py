@@ -10,7 +10,7 @@ from fulltilt.errors import ConfigError
 from fulltilt.records import CheckpointStarted, Noted, RunEnded, RunStarted, StepsDone
 
 STARTED = {"name": "body", "out_dir": "", "device": "cpu", "plan": {}, "n_parameters": 1, "n_samples": 8}
-STEP = {"epoch": 0, "step_in_epoch": 1, "n_steps": 1, "n_samples": 4, "seconds": 0.1, "lr": 0.1, "samples_per_s": 40.0}
+STEP = {"epoch": 1, "step_in_epoch": 1, "n_steps": 1, "n_samples": 4, "seconds": 0.1, "lr": 0.1, "samples_per_s": 40.0}
 
 
 def take_steps(link, n_steps):

@@ -155,7 +155,13 @@ def test_a_promise_of_something_else_is_not_held_against_the_run(tmp_path, chang
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "No such file or directory"), ("{", "Expecting property name"), ("{}", "samples_per_s")],
+    [
+        (None, "No such file or directory"),
+        ("{", "Expecting property name"),
+        ("{}", "samples_per_s"),
+        ('{"samples_per_s": null, "plan": "a", "machine": "b"}', "samples_per_s is None (NoneType), expected a list"),
+        ('{"samples_per_s": [9, 2], "plan": "a", "machine": "b"}', "samples_per_s is 9.0 to 2.0"),
+    ],
 )
 def test_a_promise_that_cannot_be_read_is_a_note(tmp_path, content, why):
     file = tmp_path / "promise.json"

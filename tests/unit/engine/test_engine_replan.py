@@ -15,7 +15,7 @@ from training_cases import CONSTANT, Points, PointStream, Recorder, build_config
 
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.loop import session
-from fulltilt.engine.loop.launch import plan_after_crash, plan_again
+from fulltilt.engine.loop.launch import plan_after_crash, plan_again, train_in_ranks
 from fulltilt.engine.loop.replan import MAX_REPLANS, RankReplanError
 from fulltilt.engine.loop.session import Restart
 from fulltilt.engine.loop.sizes import LastStep, Sizes, find_obstacle, plan_sizes
@@ -23,7 +23,7 @@ from fulltilt.engine.ranks.causes import Cause
 from fulltilt.engine.ranks.process import describe_failure
 from fulltilt.engine.ranks.world import World
 from fulltilt.errors import ConfigError, DeviceMemoryError
-from fulltilt.records import EpochDone, Evaluated, Replanned, RunEnded, RunStarted, StepsDone
+from fulltilt.records import CheckpointSaved, EpochDone, Evaluated, Replanned, RunEnded, RunStarted, StepsDone
 
 
 class Card(nn.Module):
@@ -366,7 +366,7 @@ def test_a_crash_of_the_process_that_went_on_is_answered_as_want_of_memory(exit_
     after = Restart(reason="out of memory", attempt=1, started_s=0.0, step=5, **(values | changes))
     cause = Cause(rank=0, kind="died", text="rank 0 was killed by SIGSEGV", exit_code=exit_code)
     recorder = Recorder()
-    again = plan_after_crash(cause, after, 7, Announcer([recorder]))
+    again = plan_after_crash(cause, after, 7, 7, Announcer([recorder]))
     if sizes is None:
         assert (again, recorder.events) == (None, [])
         return
@@ -378,6 +378,29 @@ def test_a_crash_of_the_process_that_went_on_is_answered_as_want_of_memory(exit_
         "the checkpoint of step 7 with batch_size 4 × accumulate 4, the effective batch stays 16"
         in (recorder.list_notes()[0])
     )
+
+
+def test_a_crash_says_how_many_steps_are_trained_again(tmp_path, monkeypatch):
+    sizes = Sizes(batch_size=8, accumulate=2, val_batch_size=None)
+    after = Restart(sizes=sizes, reason="", n_replans=1, attempt=1, started_s=0.0, step=0)
+    cause = Cause(rank=0, kind="died", text="rank 0 was killed by SIGSEGV", exit_code=-signal.SIGSEGV)
+    config = build_config(run__log_every_n_steps=1, run__checkpoint_every="4 steps")
+
+    def crash(body, given, *, announcer, plan_again, **options):
+        _, told = run_train(tmp_path, config, max_steps=6)
+        for event in told.events:
+            if not isinstance(event, CheckpointSaved) or event.step < 6:
+                announcer.hand_on(event)
+        plan_again(cause)
+        raise KeyboardInterrupt
+
+    recorder = Recorder()
+    monkeypatch.setattr("fulltilt.engine.ranks.group.run_ranks", crash)
+    with pytest.raises(KeyboardInterrupt):
+        train_in_ranks(print, config, [recorder], {"device": "cpu", "after": after})
+    (replanned,) = recorder.of(Replanned)
+    assert (replanned.step, replanned.n_steps_lost) == (4, 2)
+    assert recorder.events[-1].message.endswith("the effective batch stays 16, 2 steps or more are trained again")
 
 
 CHANGES = {"run__checkpoint_every": "3 steps", "run__log_every_n_steps": 1, "data__batch_size": 16}

@@ -42,10 +42,10 @@ def test_a_run_learns_and_tells_what_it_did(tmp_path):
     assert isinstance(ended, RunEnded)
     assert ended.reason == "finished"
     assert ended.metrics == result.metrics
-    assert [e.epoch for e in recorder.of(EpochDone)] == list(range(8))
+    assert [e.epoch for e in recorder.of(EpochDone)] == list(range(1, 9))
     assert recorder.of(EpochDone)[-1].loss == result.loss < recorder.of(EpochDone)[0].loss / 2
     assert sum(e.n_samples for e in recorder.of(StepsDone)) == 8 * N_SAMPLES
-    total = sum(e.loss * e.n_samples for e in recorder.of(StepsDone) if e.epoch == 0)
+    total = sum(e.loss * e.n_samples for e in recorder.of(StepsDone) if e.epoch == 1)
     assert recorder.of(EpochDone)[0].loss == pytest.approx(total / N_SAMPLES, rel=1e-12), "the mean over its samples"
     (told,) = recorder.list_notes("no checkpoint")
     assert told in result.notes
@@ -150,8 +150,10 @@ def test_more_epochs_with_other_levers_of_speed_go_on_from_the_checkpoint_and_so
     straight, _ = run_train(tmp_path / "b", build_config(run__epochs=3, **CONSTANT))
     assert longer.metrics == straight.metrics
     assert longer.training_seconds > first.training_seconds
-    assert [e.step for e in longer.evaluations] == [6, 12, 18]
+    assert [(e.epoch, e.step) for e in longer.evaluations] == [(1, 6), (2, 12), (3, 18)]
     assert longer.evaluations[0] == first.evaluations[0]
+    stored = read_state(tmp_path / "a")["evaluations"]
+    assert [each["epoch"] for each in stored] == [0, 1, 2], "as earlier versions write and read them"
     with_workers = build_config(data__num_workers=1, **CONSTANT)
     assert run_train(tmp_path / "a", with_workers, resume=True, epochs=4)[0].step == 24
 

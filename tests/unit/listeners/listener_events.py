@@ -21,17 +21,17 @@ def started(**changes):
 
 
 def steps_done(step, loss=0.4321, **changes):
-    values = {"epoch": 0, "step": step, "step_in_epoch": step % 10, "n_steps": 5, "n_samples": 50, "loss": loss}
+    values = {"epoch": 1, "step": step, "step_in_epoch": step % 10, "n_steps": 5, "n_samples": 50, "loss": loss}
     return StepsDone(**values | {"seconds": 0.1, "lr": 0.1, "samples_per_s": 1500.0} | changes)
 
 
 def epoch_done(**changes):
-    values = {"epoch": 0, "step": 10, "loss": 0.5, "metrics": {}, "seconds": 2.0, "samples_per_s": 1400.0}
+    values = {"epoch": 1, "step": 10, "loss": 0.5, "metrics": {}, "seconds": 2.0, "samples_per_s": 1400.0}
     return EpochDone(**values | changes)
 
 
 def evaluated(**changes):
-    values = {"epoch": 0, "step": 10, "split": "val", "metrics": {"accuracy": 0.9125}, "seconds": 0.1}
+    values = {"epoch": 1, "step": 10, "split": "val", "metrics": {"accuracy": 0.9125}, "seconds": 0.1}
     return Evaluated(**values | {"training_seconds": 2.0} | changes)
 
 

@@ -83,7 +83,7 @@ def test_a_metric_that_comes_later_gets_a_column_and_so_do_phases(tmp_path):
     assert (train["split"], train["loss"], train["accuracy"], train["samples_per_s"]) == ("train", "0.7", "", "1400.0")
     assert (val["split"], val["loss"], val["accuracy"], val["training_seconds"]) == ("val", "0.6", "0.9", "2.0")
     (row,) = read(tmp_path / "steps.csv")
-    assert (train["epoch"], val["epoch"], row["epoch"]) == ("1", "1", "1"), "the event's 0 is the first one"
+    assert (train["epoch"], val["epoch"], row["epoch"]) == ("1", "1", "1")
     assert (row["forward_ms"], row["h2d_ms"]) == ("2.5", "")
 
 

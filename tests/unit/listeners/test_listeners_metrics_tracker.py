@@ -44,13 +44,13 @@ def steps(step: int, seconds: float, *, n_samples: int = 320, forward: float | N
 
 def epoch(number: int, loss: float, seconds: float = 10.0) -> EpochDone:
     metrics = {"accuracy": 0.1 * number, "perplexity": math.exp(loss)}
-    return epoch_done(epoch=number, step=20 * (number + 1), loss=loss, metrics=metrics, seconds=seconds)
+    return epoch_done(epoch=number + 1, step=20 * (number + 1), loss=loss, metrics=metrics, seconds=seconds)
 
 
 def evaluate(number: int, loss: float, **more: float) -> Evaluated:
     metrics = {"loss": loss, "accuracy": 0.2 * number, "top5": 0.5, "forward_loss": loss + 1, "backward_loss": loss - 1}
     metrics |= {"perplexity": math.exp(loss), **more}
-    return evaluated(epoch=number, step=20 * (number + 1), metrics=metrics)
+    return evaluated(epoch=number + 1, step=20 * (number + 1), metrics=metrics)
 
 
 def track(folder: Path, *events, **changes) -> None:

@@ -56,6 +56,14 @@ def test_the_last_line_says_what_came_last(events, last):
     assert ("epoch 1/2  loss 0.5  1,400 samples/s  2.0 s" in lines) == (EPOCH in events), "without evaluation too"
 
 
+def test_a_quiet_console_leaves_the_warnings_one_line_each_on_stderr(capsys):
+    """Out of memory and a full disk were told to nobody"""
+    console = Console(file=(stream := io.StringIO()), quiet=True)
+    noted = [Noted(message="x"), Noted(message="memory ran\nout", level="warning")]
+    tell(ProgressBar(console), started(), steps_done(5), *noted, EPOCH, EVALUATED, INTERRUPTED)
+    assert (capsys.readouterr(), stream.getvalue()) == (("", "warning: memory ran out\n"), "")
+
+
 @pytest.mark.parametrize(
     ("changes", "step", "left"),
     [

@@ -64,6 +64,9 @@ def test_keys_that_join_later_are_ignored():
         ({"status": "fine"}, "Trial.status is 'fine', expected one of 'ok', 'out_of_memory'"),
         ({"id": 3}, "Trial.id is 3 (int), expected str"),
         ({"phases_ms": {"forward": 1.0}}, "Trial.phases_ms.data_wait is missing"),
+        ({"samples_per_s_ci95": 5}, "Trial.samples_per_s_ci95 is 5 (int), expected a list"),
+        ({"null_reasons": [1]}, "Trial.null_reasons is [1] (list), expected an object"),
+        ({"plan": 5}, "Trial.plan: "),
     ],
 )
 def test_a_wrong_value_is_named(change, said):

@@ -1,9 +1,11 @@
 import dataclasses
+import fcntl
 import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,15 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path):
         open_run(tmp_path)
     folder.close()
     open_run(tmp_path).close()
+
+
+def test_a_command_that_only_looks_for_its_folder_refuses_it_to_nobody(tmp_path, monkeypatch):
+    open_run(tmp_path).close()
+    look = (tmp_path / ".lock").open()
+    fcntl.flock(look, fcntl.LOCK_SH)
+    monkeypatch.setattr(time, "sleep", lambda seconds: look.close())
+    open_run(tmp_path).close()
+    assert look.closed
 
 
 def test_a_killed_holder_leaves_the_folder_free(tmp_path):

@@ -1,6 +1,7 @@
 """The page of a training, from event logs as the engine writes them."""
 
 import itertools
+import json
 import re
 import xml.etree.ElementTree as ET
 
@@ -32,7 +33,7 @@ def started(first_step=0, **changes):
 def steps_done(step, *, loss=None, seconds=0.5):
     epoch, n_before = divmod(step - 1, N_PER_EPOCH)
     return StepsDone(
-        epoch=epoch, step=step, step_in_epoch=n_before + 1, n_steps=1, n_samples=64, seconds=seconds,
+        epoch=epoch + 1, step=step, step_in_epoch=n_before + 1, n_steps=1, n_samples=64, seconds=seconds,
         loss=1.0 / step if loss is None else loss, lr=0.1, samples_per_s=64 / seconds,
     )  # fmt: skip
 
@@ -46,7 +47,7 @@ def list_epochs(n, accuracies, *, first=1, seconds=0.5):
         yield steps_done(step, seconds=seconds)
         epoch, n_left = divmod(step, N_PER_EPOCH)
         if n_left == 0:
-            at = {"epoch": epoch - 1, "step": step}
+            at = {"epoch": epoch, "step": step}
             yield EpochDone(**at, loss=2.0 / step, metrics={}, seconds=2.0, samples_per_s=128.0)
             metrics = {"loss": 1.5 / step, "accuracy": accuracies[epoch - 1]}
             yield Evaluated(**at, split="val", metrics=metrics, seconds=0.1, training_seconds=step * seconds)
@@ -62,6 +63,16 @@ def write_run(folder, events):
 @pytest.fixture
 def run_a(tmp_path):
     return write_run(tmp_path / "a", [started(), Noted(message="a <note>"), *list_epochs(2, [0.5, 0.75]), ended(8)])
+
+
+def test_epochs_count_from_1_also_in_a_log_that_counts_them_from_0(tmp_path, run_a):
+    older = [json.loads(line) for line in (run_a / "events.jsonl").read_text().splitlines()]
+    older = [event | ({"epoch": event["epoch"] - 1} if "epoch" in event else {}) for event in older]
+    (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in older))
+    for folder in (run_a, tmp_path):
+        run = read_training(folder)
+        assert [at.epoch for at in run.intervals] == [step / N_PER_EPOCH for step in range(1, 9)]
+        assert [at.epoch for at in run.epochs] == [at.epoch for at in run.evaluations] == [1, 2]
 
 
 def read_charts(html):

@@ -217,9 +217,8 @@ def test_what_was_measured_travels_with_the_settings(config, file):
     phases = PhasesMs(data_wait=1.5, h2d=None, forward=1, backward=1, optimizer=1, other=0, step=6.0)
     measured = {"observed": {"threads": 2}, "phases_ms": phases, "ci95": (1200.123, 1300.0), "runs": (1190.0, 1250.0)}
     applied, written = apply(file, config, {"batch_size": 128}, **measured)
-    assert "+  promise: runs/tune/a/promise.json" in applied.diff, (
-        "a word of the file, where one of 300 characters stood"
-    )
+    digest = compute_plan_digest(plan_of(written))
+    assert f"+  promise: runs/tune/a/promise-{digest}.json" in applied.diff, "not the 300 characters that are in it"
     promise = read_own_promise(written)
     assert promise.samples_per_s == (1190.0, 1300.0)  # the row's interval, widened to its runs side by side
     assert (promise.machine, promise.threads, promise.data_wait_pct) == ("00ab12", 2, 25.0)
@@ -240,13 +239,21 @@ def test_a_promise_gives_way_to_that_of_a_later_search_and_with_its_plan(config,
     assert promised.digest == config.digest, "a promise makes no other configuration: the search goes on in its folder"
     assert apply(file, config, {})[0].diff == ""
     kept = file.read_text()
-    (file.parent / FOLDER / "promise.json").unlink()
+    Path(promised.base_dir, promised.run.promise).unlink()
     assert apply(file, config, {})[1].run.promise is None, "nor does a name of a file that is gone stay"
     file.write_text(kept)
     apply(file, config, {}, ci95=(200.0, 300.0), runs=(201.0, 299.0))
     applied, written = apply(file, config, {"num_workers": 2}, ci95=(100.0, 300.0))
     assert written.run.promise is None
     assert applied.notes == ("no run.promise was written: the plan took turns with others in less than two groups",)
+
+
+def test_a_search_that_is_applied_to_two_files_keeps_the_promise_of_either(config, file, write):
+    for path, n_workers in ((file, 1), (write(TEXT), 2)):
+        apply(path, config, {"num_workers": n_workers}, **PROMISED)
+    for path in (file, file.with_name("b.yaml")):
+        written = load_config(path)
+        assert read_own_promise(written).plan == compute_plan_digest(plan_of(written))
 
 
 @pytest.mark.parametrize("runs", [(), (150.0,)])

@@ -14,7 +14,7 @@ SETTINGS = {"speed.precision": "bf16"}
 
 def make_document(arm, seed, qualities, *, step_s=10.0, metric="accuracy"):
     evaluations = [
-        {"epoch": i, "training_seconds": step_s * (i + 1), "metrics": {"loss": 1.0 - value, metric: value}}
+        {"epoch": i + 1, "training_seconds": step_s * (i + 1), "metrics": {"loss": 1.0 - value, metric: value}}
         for i, value in enumerate(qualities)
     ]
     return {

@@ -31,7 +31,7 @@ def announce_start(s: Session) -> None:
         n_samples=run.n_samples,
         steps_per_epoch=run.steps_per_epoch,
         n_epochs=s.limits.n_epochs,
-        first_epoch=s.progress.epoch,
+        first_epoch=s.progress.epoch + 1,
         first_step=s.progress.step,
         config=config.to_values(),
         config_digest=config.digest,
@@ -68,7 +68,7 @@ def log_interval(s: Session, *, has_phases: bool = False) -> None:
     lr = s.learning_rate.compute_lr(at.step - 1)
     reading, seconds = s.meter.take(), s.watch.take_interval()
     flush_log(s)
-    s.pending = OpenInterval(reading, seconds, lr, at.epoch, at.step, at.step_in_epoch, has_phases)
+    s.pending = OpenInterval(reading, seconds, lr, at.epoch + 1, at.step, at.step_in_epoch, has_phases)
     if s.writer is not None and s.writer.is_done:
         collect_checkpoint(s)
 
@@ -144,7 +144,7 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
     _tell_late_notes(s)
     evaluated = s.announce(
         Evaluated,
-        epoch=progress.epoch,
+        epoch=progress.epoch + 1,
         step=progress.step,
         split="val",
         metrics=metrics,
@@ -183,7 +183,7 @@ def _announce_epoch(s: Session) -> None:
     seconds = progress.epoch_seconds
     s.announce(
         EpochDone,
-        epoch=progress.epoch,
+        epoch=progress.epoch + 1,
         step=progress.step,
         loss=progress.last_loss,
         metrics=means,

@@ -20,7 +20,16 @@ from fulltilt.engine.ranks.causes import Cause
 from fulltilt.engine.ranks.process import find_link
 from fulltilt.engine.ranks.world import is_rank, plan_devices
 from fulltilt.levers import list_environment
-from fulltilt.records import CheckpointSaved, Event, Evidence, Listener, Replanned, RunStarted, classify_outcome
+from fulltilt.records import (
+    CheckpointSaved,
+    Event,
+    Evidence,
+    Listener,
+    Replanned,
+    RunStarted,
+    StepsDone,
+    classify_outcome,
+)
 from fulltilt.tasks import Workload
 
 COMPILE_HANG_LIMIT_S = 600.0  # a rank may compile alone, for a batch of another size
@@ -66,23 +75,27 @@ def train_in_ranks(
     """
     from fulltilt.engine.ranks.group import run_ranks
 
-    saved_step = 0  # of the newest checkpoint
+    saved_step = told_step = 0  # of the newest checkpoint, and of the newest interval
     after: Restart | None = given.get("after")
 
-    def note_saved(event: Event) -> None:
-        nonlocal saved_step
-        if isinstance(event, RunStarted | CheckpointSaved):
-            saved_step = event.first_step if isinstance(event, RunStarted) else event.step
+    def note_steps(event: Event) -> None:
+        nonlocal saved_step, told_step
+        if isinstance(event, RunStarted):
+            saved_step = told_step = event.first_step
+        elif isinstance(event, CheckpointSaved):
+            saved_step = event.step
+        elif isinstance(event, StepsDone):
+            told_step = event.step
 
     def answer(cause: Cause) -> Mapping[str, Any] | None:
         nonlocal after
         again = plan_again(cause, saved_step, announcer)
         if again is None and after is not None and len(devices) == 1:
-            again = plan_after_crash(cause, after, saved_step, announcer)
+            again = plan_after_crash(cause, after, saved_step, told_step, announcer)
         after = again["after"] if again is not None else after
         return again
 
-    announcer = Announcer([note_saved, *listeners])
+    announcer = Announcer([note_steps, *listeners])
     devices = [str(check_device(name)) for name in plan_devices(config, given["device"])]
     while True:
         result = run_ranks(
@@ -102,18 +115,22 @@ def train_in_ranks(
         after = result
 
 
-def plan_after_crash(cause: Cause, after: Restart, saved_step: int, announcer: Announcer) -> Mapping[str, Any] | None:
-    """Return what to start again with where the process that went on with less memory crashed, and tell it."""
+def plan_after_crash(
+    cause: Cause, after: Restart, saved_step: int, told_step: int, announcer: Announcer
+) -> Mapping[str, Any] | None:
+    """Return what to start again with where the process that went on with smaller batches crashed, and tell it."""
     evidence = Evidence(exit_code=cause.exit_code, had_run_out=True)
     sizes = plan_sizes_after_crash(after.sizes)
     if after.n_replans >= MAX_REPLANS or sizes is None or classify_outcome(evidence)[0] != "out_of_memory":
         return None
     step = max(saved_step, after.step)
-    announcer(Replanned, step=step, n_steps_lost=0, reason=cause.text, **dataclasses.asdict(sizes))
+    n_lost = max(0, told_step - step)
+    announcer(Replanned, step=step, n_steps_lost=n_lost, reason=cause.text, **dataclasses.asdict(sizes))
     now = f"batch_size {sizes.batch_size} × accumulate {sizes.accumulate}"
     announcer.note(
         f"{cause.text}, as libraries do that are refused memory, and memory had run out before: the run goes on from "
-        f"the checkpoint of step {step} with {now}, the effective batch stays {sizes.batch_size * sizes.accumulate}",
+        f"the checkpoint of step {step} with {now}, the effective batch stays {sizes.batch_size * sizes.accumulate}"
+        + (f", {n_lost} steps or more are trained again" if n_lost else ""),
         level="warning",
     )
     n_replans, attempt = after.n_replans + 1, after.attempt + 1

@@ -146,7 +146,8 @@ class Session:
             "loader_rng": self.loader_state if self.progress.step_in_epoch else run.loader_generator.get_state(),
             "n_dataset": run.n_samples,
             "n_epochs": self.limits.n_epochs,
-            "evaluations": [dataclasses.asdict(evaluated) for evaluated in self.evaluations],
+            # Their epochs count from 0 here, as in checkpoints of earlier versions.
+            "evaluations": [{**dataclasses.asdict(each), "epoch": each.epoch - 1} for each in self.evaluations],
         }
         if run.is_sharded:
             from fulltilt.engine.ranks.parallel import gather_state
@@ -184,7 +185,7 @@ class Session:
         self.last_step.keep()
         run.loader_generator.set_state(state["loader_rng"])
         self._restore_rng(state)
-        self.evaluations = [Evaluated(**fields) for fields in state["evaluations"]]
+        self.evaluations = [Evaluated(**{**each, "epoch": each["epoch"] + 1}) for each in state["evaluations"]]
         self.first_step, self.saved_position = self.progress.step, self.position
 
     def _restore_rng(self, state: Mapping[str, Any]) -> None:

@@ -138,7 +138,7 @@ def check_schedule(spec: str, *, base_dir: str | None = None) -> None:
 def count_warmup_steps(
     warmup: float | int | str, total_steps: int, steps_per_epoch: int, notes: list[str] | None = None
 ) -> int:
-    """Return the optimizer steps of a warm-up; one as long as the run is shortened to half of it, with a note.
+    """Return the optimizer steps of a warm-up; one as long as the run becomes half of it, with a note.
 
     Raises:
         ConfigError: it is no length of training.
@@ -175,7 +175,7 @@ class LearningRate:
             group["lr"] = base * factor
 
     def compute_lr(self, steps_taken: int, schedule: Schedule | None = None) -> float:
-        """Return the first group's rate for the step that comes after ``steps_taken``, as another schedule has it."""
+        """Return the first group's rate after ``steps_taken`` steps, by ``schedule`` or by its own."""
         return self._base_lrs[0] * (schedule or self._schedule)(steps_taken)
 
 

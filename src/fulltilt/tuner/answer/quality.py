@@ -127,7 +127,7 @@ def _describe_place(documents: Sequence[Mapping[str, Any]]) -> str:
     if len(sizes) == 1 and None not in sizes:
         said += f" of {count(sizes.pop(), 'sample')}"
     if len(epochs) == 1 and None not in epochs:
-        said += f" after {count(epochs.pop() + 1, 'epoch')}"
+        said += f" after {count(epochs.pop(), 'epoch')}"
     return said
 
 

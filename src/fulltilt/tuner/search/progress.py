@@ -19,8 +19,8 @@ class SearchStarted:
     memory_room_gib: float | None = None  # what a recommended plan may use; None when no limit is known
     budget_s: float | None = None  # that it takes at most; None: until all of the grid has run
     is_budget_default: bool = False  # nobody asked for it
-    levers_left_out: tuple[str, ...] = ()  # that a search would vary, too, which does not keep to what is named,
-    full_grid_size: int = 0  # and the plans it would choose from
+    levers_left_out: tuple[str, ...] = ()  # that --named-only leaves out
+    full_grid_size: int = 0  # plans of the grid with them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
