@@ -22,6 +22,8 @@ _DEATH = re.compile(
 )
 READING = " was being read"
 """End of the note at an error that came up while a sample was read."""
+OF_DATASET = "a batch of "
+"""Begin of that note where no number of a sample is known, so none can be left out."""
 _READ = re.compile(rf"^(.+){READING}$", re.MULTILINE)
 _CAUGHT = re.compile(r"Caught (?P<kind>\w+) in DataLoader worker process \d+\.\n")
 _PLACE = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
@@ -81,7 +83,9 @@ def _explain_data_set(error: BaseException, text: str) -> DataError | None:
     if sample is None:
         return DataError(f"a data worker met {said} ({place[-1]}); mend the data, or the code there")
     remedy = SKIP_REMEDY
-    if not isinstance(error, UNREADABLE):
+    if sample[1].startswith(OF_DATASET):
+        remedy = "mend the data, or the code there"
+    elif not isinstance(error, UNREADABLE):
         remedy = f"mend the code there, or raise OSError there where a sample is damaged: {SKIP_REMEDY}"
     return DataError(f"{sample[1]} cannot be read: {said} ({place[-1]}); {remedy}")
 
