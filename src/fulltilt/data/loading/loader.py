@@ -1,6 +1,5 @@
 """Build the loader that the engine iterates: order, whole-batch reads, seeds, threads."""
 
-import contextlib
 import functools
 import inspect
 import multiprocessing
@@ -19,7 +18,7 @@ from fulltilt.data.batched import BatchedDataset, name_sample
 from fulltilt.data.collate import fast_collate, identity
 from fulltilt.data.loading.bad_samples import BadSamples
 from fulltilt.data.loading.block_sampler import BlockSampler
-from fulltilt.data.loading.loader_errors import OF_DATASET, READING
+from fulltilt.data.loading.loader_errors import READING
 from fulltilt.data.loading.placement import place, plan_blocks
 from fulltilt.data.loading.sampler import BatchOrder, EpochSampler, Share
 from fulltilt.data.loading.worker_signals import GuardedLoader, guard_worker
@@ -90,7 +89,7 @@ def build_loader(
             raise DataError(
                 f"data.on_bad_sample skip needs samples with a number, and {type(dataset).__name__} streams; use stop"
             )
-        return _build_quietly(dataset, kind=NamingLoader, collate_fn=collate or fast_collate, **common)
+        return _build_quietly(dataset, collate_fn=collate or fast_collate, **common)
     if seed is None:
         seed = generator.initial_seed() if generator is not None else torch.initial_seed()
     sampler = _build_sampler(dataset, shuffle, placement, seed, share_epoch=n_workers > 0)
@@ -121,37 +120,14 @@ def _build_sampler(
     return EpochSampler(n_samples, shuffle, seed, share_epoch=share_epoch)
 
 
-def _build_quietly(dataset: Dataset, kind: type[DataLoader], **options: Any) -> DataLoader:
+def _build_quietly(dataset: Dataset, kind: type[DataLoader] = GuardedLoader, **options: Any) -> DataLoader:
     """Build a loader without torch's warning of more workers than cores, which ``check`` says in a line."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         return kind(dataset, **options)
 
 
-class NamingLoader(GuardedLoader):
-    """Notes the dataset at an error that comes up as a batch is read, or joined, without workers."""
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.num_workers:
-            return super().__iter__()
-        with self.name_dataset():  # a stream may fail as it begins
-            return self.hand_on(super().__iter__())
-
-    def hand_on(self, batches: Iterator[Any]) -> Iterator[Any]:
-        with self.name_dataset():
-            yield from batches
-
-    @contextlib.contextmanager
-    def name_dataset(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if "CUDA error" not in str(error):  # of an earlier kernel, which comes up as memory is pinned
-                _note_reading(error, f"{OF_DATASET}{type(getattr(self.dataset, 'source', self.dataset)).__name__}")
-            raise
-
-
-class IndexedLoader(NamingLoader):
+class IndexedLoader(GuardedLoader):
     """Passes batches of indices on as arrays, and reads batches without workers by itself.
 
     torch's own iterator marks each batch for its profiler, whether or not one runs: 35 µs a batch, a fifth of what
@@ -171,8 +147,7 @@ class IndexedLoader(NamingLoader):
         # torch would draw a seed for its workers here; later draws have to stay the same.
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         order = self._index_sampler  # read now: the share may change before the first batch
-        fetch: Any = self.dataset
-        return self.hand_on(self.collate_fn(fetch.__getitems__(indices)) for indices in order)
+        return (self.collate_fn(self.dataset.__getitems__(indices)) for indices in order)  # type: ignore[attr-defined]
 
     @property
     def _index_sampler(self) -> BatchOrder:
@@ -221,7 +196,8 @@ class BatchFetcher(Dataset):
                     raise DataError(f"{error}, or {SKIP_REMEDY}") from error.__cause__
                 raise
             except Exception as error:  # of the user's own code
-                _note_reading(error, f"a batch that begins with {name_sample(self.source, first)}")
+                if not any(note.endswith(READING) for note in getattr(error, "__notes__", ())):
+                    error.add_note(f"a batch that begins with {name_sample(self.source, first)}{READING}")
                 raise
         while True:
             chosen = bad.replace_in(np.asarray(indices))
@@ -280,14 +256,6 @@ class BatchFetcher(Dataset):
             error.add_note(f"{name_sample(self.source, indices[len(samples)])}{READING}")
             raise
         return samples
-
-
-def _note_reading(error: Exception, what: str) -> None:
-    """Note at an error what was being read, unless it says so itself."""
-    if not isinstance(error, FulltiltError) and not any(
-        note.endswith(READING) for note in getattr(error, "__notes__", ())
-    ):
-        error.add_note(f"{what}{READING}")
 
 
 def _start_worker(parent: int | None, threads: int | None, cores: Sequence[int], worker_id: int) -> None:
