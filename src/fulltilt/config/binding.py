@@ -57,12 +57,11 @@ def check_component(
     where: str,
     base_dir: str | None = None,
     given: Collection[str] = (),
-) -> None:
-    """Raise the ConfigError of ``build_component`` as far as it can be known before anything is called."""
+) -> dict[str, Any]:
+    """Return the arguments that a call names; raise the ConfigError of ``build_component`` as far as it is known."""
     call = parse_call(call_or_text) if isinstance(call_or_text, str) else call_or_text
     target = find_target(call.name, registry, kind=kind, where=where, base_dir=base_dir)
-    if not _is_ready(target, call, where):
-        bind_call(call, target, where=where, given=given)
+    return {} if _is_ready(target, call, where) else bind_call(call, target, where=where, given=given)
 
 
 def _is_ready(target: Any, call: ComponentCall, where: str) -> bool:
@@ -124,16 +123,17 @@ def import_object(path: str, *, base_dir: str | None = None, where: str | None =
 
 
 def _list_own(holder: Any) -> list[str]:
-    """List the public names of a module or class without those that a module imports."""
+    """List the public names of a module or class; of a module without what it imports from outside its package."""
     names = [name for name in dir(holder) if not name.startswith("_")]
     if not inspect.ismodule(holder):
         return names
 
     def is_own(value: Any) -> bool:
-        is_code = inspect.isclass(value) or inspect.isroutine(value)
-        return not inspect.ismodule(value) and (not is_code or value.__module__ == holder.__name__)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            return f"{getattr(value, '__module__', None)}.".startswith(f"{holder.__name__}.")
+        return not inspect.ismodule(value) and type(value).__module__ != "typing"
 
-    return [name for name in names if is_own(getattr(holder, name))]
+    return [name for name in names if is_own(getattr(holder, name))] or names
 
 
 def bind_call(

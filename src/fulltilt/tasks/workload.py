@@ -30,7 +30,7 @@ class Workload:
         derive: Means of the loss and the metrics → figures that follow from them (a perplexity from a loss).
         assess: ``(model, device) -> name → figure``, at the end of every evaluation, in evaluation mode and without
             gradients: figures that are no mean over the validation set (the accuracy of nearest neighbours). One with
-            an attribute ``batch_size`` finds ``data.val_batch_size`` there, and less where memory ran out.
+            an attribute ``batch_size`` gets ``data.val_batch_size`` where that is less, as where memory ran out.
         explain: ``(batch_size, accumulate) -> notes``, told at the start: what a batch means to this loss.
         couples_samples: The loss compares the samples of a batch with each other, so a window is computed as one batch
             (``engine/step/cached_step.py``): outputs and targets are those of its micro-batches one after the other.

@@ -122,12 +122,17 @@ def user_code(tmp_path, monkeypatch):
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "user_code_of_config_test.py").write_text(
-        "import math\nfrom pathlib import Path\nfrom shutil import copy\n"
+        "import math\nfrom collections.abc import Sequence\nfrom pathlib import Path\nfrom shutil import copy\n"
+        "from typing import Any, Callable as Function\nstrip = str.strip\n"
         "class Callable:\n    def __call__(self):\n        raise AssertionError('called')\n"
         "class Space:\n    def build(width: int = 1):\n        return width\n"
         "ready = Callable()\n"
         "def build(width: int = 1):\n    return width * 2\n"
     )
+    for name, text in {"__init__": "from .nets import build_net\n", "nets": "def build_net(): ...\n"}.items():
+        (folder / "user_code_package").mkdir(exist_ok=True)
+        (folder / "user_code_package" / f"{name}.py").write_text(text)
+    (folder / "user_code_of_others.py").write_text("from shutil import copy\n")
     (folder / "user_code_that_needs_more.py").write_text("import a_module_that_is_not_there\n")
     (folder / "user_code_that_is_broken.py").write_text("def f(:\n")
     yield folder
@@ -151,6 +156,9 @@ def test_an_object_of_the_users_is_the_component_itself(user_code):
     [
         ("user_code_not_there:build", "no module 'user_code_not_there' in"),
         ("user_code_of_config_test:bild", "did you mean build? valid: Callable, Space, build, ready"),  # no imports
+        ("user_code_package:build_nett", "did you mean build_net? valid: build_net"),
+        ("user_code_of_others:copyy", "did you mean copy? valid: copy"),
+        ("torch.optim:NAdm", "torch.optim has no 'NAdm'; did you mean NAdam"),
         ("user_code_of_config_test:Space.nothing", "Space has no 'nothing'"),
         ("user_code_that_needs_more:build", "No module named 'a_module_that_is_not_there'; install"),
         ("user_code_that_is_broken:f", "importing user_code_that_is_broken failed"),

@@ -47,6 +47,9 @@ def make(width: int, path=None):
     return fulltilt.Workload(model=lambda: build_net(width, 2), dataset=Points, loss=own_loss,
                              optimizer=lambda p: torch.optim.SGD(p, lr=0.5), name=f"made {width} {path}")
 
+def from_a_path(path, share=1.0):
+    return make(1, torch.load(path))
+
 nothing = 5
 '''
 
@@ -146,12 +149,32 @@ def test_a_workload_of_the_users_own_gets_an_optimizer_and_keeps_the_one_that_it
             "data.path",
             r"'here' would not be read: assemble_user_code:Points\(n=9\) takes no path; leave it out",
         ),
+        (
+            {"task": "assemble_user_code:make(3, path=there)", "data": {"path": "here"}},
+            "data.path",
+            r"'here' would not be read: assemble_user_code:make\(3, path=there\) names its own; leave one out",
+        ),
+        (
+            DIGITS | {"data": {"dataset": "text(path=there)", "path": "here"}},
+            "data.path",
+            r"'here' would not be read: text\(path=there\) names its own; leave it out",
+        ),
+        (
+            {"task": "assemble_user_code:from_a_path(share=0.5)"},
+            "data.path",
+            "from_a_path takes a path, and none is given; name it with --data-path",
+        ),
     ],
 )
 def test_mistakes_are_named_with_their_key(values, key, words, user_code):
     with pytest.raises(ConfigError, match=words) as caught:
         build_workload(configure(values, user_code))
     assert caught.value.key == key
+
+
+def test_a_path_is_read_by_the_dataset_that_names_none_of_its_own():
+    values = DIGITS | {"data": {"dataset": "text(path=there)", "val_dataset": "text", "path": "here"}}
+    assert build_workload(configure(values)).validation is not None
 
 
 REFUSED = "model", "model"

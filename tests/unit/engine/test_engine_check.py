@@ -2,6 +2,7 @@
 
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,48 @@ def test_an_error_is_told_in_the_users_terms():
     said = describe_error(MemoryError("Unable to allocate 7 GiB"))
     assert said.startswith("out of memory: MemoryError: Unable to allocate 7 GiB; use a smaller")
     assert describe_error(ValueError("")) == "ValueError: no message"
+
+
+class Small(nn.Linear):
+    """A model without room for more than ``n_rows`` samples, in the mode that it is made for."""
+
+    def __init__(self, n_rows, is_training):
+        super().__init__(4, 2)
+        self.n_rows, self.is_training = n_rows, is_training
+
+    def forward(self, x):
+        if self.training == self.is_training and len(x) > self.n_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 rows.")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "goes_on"),
+    [("one step", "batch_size", "batch_size 4 × accumulate 2"), ("validation", "val_batch_size", "val_batch_size 4")],
+)
+def test_want_of_memory_says_what_train_goes_on_with(run, name, key, goes_on):
+    """It was told of a checkpoint that nobody had written."""
+    parts = {"model": lambda: Small(6, name == "one step"), "validation": build_data}
+    said = f"out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 9 rows.; use a smaller data.{key}"
+    assert run(**parts)[name].text == f"{said}; train goes on with {goes_on}"
+    values = {"data": {"batch_size": 8}, "run": {"on_out_of_memory": "stop"}}
+    assert run(values=values, **parts)[name].text == said
+
+
+def test_the_traceback_of_a_dataset_is_kept_where_no_run_lies(run, tmp_path, own_tmpdir):
+    """It was lost in a project without the folder runs, and lay beside its runs in others."""
+
+    class Bad(TensorDataset):
+        def __getitem__(self, index):
+            raise ValueError("no such pixel")
+
+    assert run()["one step"].verdict == "ok"
+    assert list(Path(tempfile.gettempdir()).glob("fulltilt-check-*")) == []
+    said = run(dataset=lambda: Bad(*build_data().tensors))["one step"].text
+    log = Path(re.search(r"\(log: (.*)\)", said)[1])
+    assert 'raise ValueError("no such pixel")' in log.read_text()
+    assert log.parent.name.startswith("fulltilt-check-")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_disk_needs_three_times_the_state_of_model_and_optimizer(run):

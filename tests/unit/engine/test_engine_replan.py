@@ -1,5 +1,6 @@
 """Out of memory in a run: what it goes on with, that nothing is skipped, and that the losses are those of the plan."""
 
+import itertools
 import os
 import signal
 import threading
@@ -151,8 +152,8 @@ def test_an_evaluation_without_room_halves_its_own_batches_only(tmp_path):
 class Reader:
     """An assessment that has room for ``n_rows`` samples at a time."""
 
-    def __init__(self, n_rows):
-        self.n_rows, self.batch_size = n_rows, 256
+    def __init__(self, n_rows, batch_size=256):
+        self.n_rows, self.batch_size = n_rows, batch_size
 
     def __call__(self, model, device):
         if self.batch_size > self.n_rows:
@@ -163,9 +164,27 @@ class Reader:
 def test_an_assessment_without_room_reads_fewer_samples_at_a_time(tmp_path):
     config = build_config(run__epochs=1)
     result, recorder = run(tmp_path, config, parts={"assess": Reader(80), "validation": None, "metrics": {}})
-    assert list_sizes(recorder) == [(6, 0, 16, 1, 128), (6, 0, 16, 1, 64)]
-    assert result.metrics == {"read_at_a_time": 64.0}
-    assert any("in an evaluation" in note and "batches hold 64 samples from now on" in note for note in result.notes)
+    assert list_sizes(recorder) == [(6, 0, 16, 1, 16)]
+    assert result.metrics == {"read_at_a_time": 16.0}
+    assert any("in an evaluation" in note and "batches hold 16 samples from now on" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("card", "reader", "val_batch_size", "expected"),
+    [
+        ((16, -1, True), (8, 4), 31, (15, 4.0)),  # the evaluation halves its batch, which is more than the assessment's
+        ((31, -1, True), (8, 16), 15, (7, 7.0)),  # the assessment had the validation batch already
+        ((31, -1, True), (16, 60), None, (16, 16.0)),  # half of the assessment's is more than a validation batch
+        ((31, -1, True), (5, 10), None, (5, 5.0)),
+    ],
+)
+def test_no_batch_grows_where_one_size_is_for_evaluation_and_assessment(
+    tmp_path, card, reader, val_batch_size, expected
+):
+    config = build_config(run__epochs=1, data__val_batch_size=val_batch_size)
+    result, recorder = run(tmp_path, config, card=card, parts={"assess": Reader(*reader)})
+    assert (list_sizes(recorder)[-1][-1], result.metrics["read_at_a_time"]) == expected
+    assert len(list_sizes(recorder)) == 1
 
 
 def test_what_was_said_at_the_start_is_not_said_again_after_a_replan(tmp_path):
@@ -344,9 +363,13 @@ def test_a_workload_that_cannot_be_sent_goes_on_in_the_same_process(tmp_path):
         with lock:
             return nn.functional.cross_entropy(outputs, targets)
 
-    result, recorder = run(tmp_path, model=lambda card: build_model(Refused(8, 5)), parts={"loss": loss})
-    assert list_starts(recorder) == [(True, 0, 0, 16), (True, 1, 5, 8)]
+    cards = itertools.chain([Refused(8, 5), Refused(4)], itertools.repeat(nn.Identity()))
+    result, recorder = run(tmp_path, model=lambda card: build_model(next(cards)), parts={"loss": loss})
+    assert list_starts(recorder) == [(True, 0, 0, 16), (True, 1, 5, 8), (True, 2, 5, 4)]
     assert result.step == 12
+    (note,) = recorder.list_notes("goes on in this process")
+    assert "as the workload cannot be sent to another one (TypeError: cannot pickle '_thread.lock' object)" in note
+    assert result.notes.count(note) == 1
 
 
 @pytest.mark.parametrize(

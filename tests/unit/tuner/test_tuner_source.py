@@ -51,6 +51,8 @@ def test_what_cannot_be_tuned_says_what_to_do():
         resolve_target(make_workload(loss=lambda a, b: lock))
     with pytest.raises(UsageError, match="not int"):
         resolve_target(3)
+    with pytest.raises(UsageError, match="'/there' would not be read: mine is a Workload that is built already; leave"):
+        resolve_target(make_workload(), {"data.path": "/there"})
 
 
 def test_the_digest_of_a_package_covers_its_files_without_importing_it(tmp_path):

@@ -103,15 +103,13 @@ def _import_workload(config: Config) -> Workload:
     call, place = parse_call(config.task), _place(config, "task", "task")
     problems: list[ConfigError] = []
     with _say_where(config, "task", problems):
-        check_component(config.task, {}, **place, given=("path", "lr"))
+        bound = check_component(config.task, {}, **place, given=("path", "lr"))
         path = _read_parameters(find_target(call.name, {}, **place)).get("path")
-        if config.data.path is not None and path is None:
-            raise ConfigError(
-                f"{config.data.path!r} would not be read: {call.name} takes no path; make it a function that does, "
-                "def workload(path): return Workload(…)",
-                key="data.path",
-            )
-        needs_path = path is not None and path.default is path.empty and not (call.args or call.kwargs)
+        if config.data.path is not None and (path is None or "path" in bound):
+            why = f"{call.name} takes no path; make it a function that does, def workload(path): return Workload(…)"
+            why = f"{config.task} names its own; leave one out" if "path" in bound else why
+            raise ConfigError(f"{config.data.path!r} would not be read: {why}", key="data.path")
+        needs_path = path is not None and path.default is path.empty and "path" not in bound
         if config.data.path is None and needs_path:
             raise ConfigError(f"{call.name} takes a path, and none is given; name it with --data-path", key="data.path")
     _check_schedule(config, problems)
@@ -130,10 +128,16 @@ def _check_datasets(config: Config, problems: list[ConfigError]) -> None:
     data = config.data
     known = {"split": True, "path": data.path, "transform": data.transform.train or data.transform.val}
     given = [name for name, value in known.items() if value is not None]
-    for key, text in (("data.dataset", data.dataset), ("data.val_dataset", data.val_dataset)):
-        if text is not None:
-            with _say_where(config, key, problems):
-                check_component(text, _find_datasets(config), **_place(config, "dataset", key), given=given)
+    named, unread = (("data.dataset", data.dataset), ("data.val_dataset", data.val_dataset)), []
+    texts = {key: text for key, text in named if text is not None}
+    for key, text in texts.items():
+        with _say_where(config, key, problems):
+            bound = check_component(text, _find_datasets(config), **_place(config, "dataset", key), given=given)
+            if "path" in bound or "path" not in _read_parameters(_find_dataset(config, text, key)):
+                unread.append(f"{text} {'names its own' if 'path' in bound else 'takes no path'}")
+    if data.path is not None and unread and len(unread) == len(texts):
+        with _say_where(config, "data.path", problems):
+            raise ConfigError(f"{data.path!r} would not be read: {' and '.join(unread)}; leave it out")
 
 
 def _check_transforms(config: Config, problems: list[ConfigError]) -> None:
@@ -170,11 +174,6 @@ def _plan_datasets(config: Config) -> tuple[Callable[[], Dataset], Callable[[], 
     def plan(text: str, split: str, where: str) -> Callable[[], Dataset]:
         return functools.cache(functools.partial(_build_dataset, config, text, split, where))
 
-    texts = {key: text for key, text in (("data.dataset", text), ("data.val_dataset", config.data.val_dataset)) if text}
-    readers = [_read_parameters(_find_dataset(config, text, key)) for key, text in texts.items()]
-    if config.data.path is not None and not any("path" in parameters for parameters in readers):
-        said = f"{config.data.path!r} would not be read: {' and '.join(texts.values())} takes no path; leave it out"
-        raise ConfigError(said, key="data.path")
     train = plan(text, "train", "data.dataset")
     if config.data.val_dataset is not None:
         return train, plan(config.data.val_dataset, "val", "data.val_dataset")

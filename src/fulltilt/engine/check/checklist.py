@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +23,11 @@ from fulltilt.engine.loop.evaluate import evaluate
 from fulltilt.engine.loop.limits import read_limits
 from fulltilt.engine.loop.opening import Job, open_session
 from fulltilt.engine.loop.session import Session
+from fulltilt.engine.loop.sizes import find_obstacle, plan_evaluation_sizes, plan_sizes
 from fulltilt.engine.ranks.division import describe_split, find_obstacles
 from fulltilt.engine.ranks.world import ALONE
 from fulltilt.engine.step.cached_step import build_step
-from fulltilt.errors import ConfigError, FakeRunError, FulltiltError, strip_control_codes
+from fulltilt.errors import ConfigError, DeviceMemoryError, FakeRunError, FulltiltError, strip_control_codes
 from fulltilt.hardware import (
     Nvml,
     RealNvml,
@@ -80,7 +82,7 @@ def run_checks(
     items = [item for name in dict.fromkeys(rank_devices or (device,)) for item in check_gpu(name, nvml)]
     with contextlib.ExitStack() as stack:
         try:
-            session = stack.enter_context(_open_session(config, device, out_dir))
+            session = _open_session(config, device, stack)
         except Exception as error:  # boundary to the user's own model and data: whatever it raises is a finding
             items += _list_problems("build", error)
             return [*items, _check_data_path(config), _check_checkpoints(config)]
@@ -96,20 +98,25 @@ def run_checks(
     return items
 
 
-def _open_session(config: Config, device: str, out_dir: Path) -> contextlib.AbstractContextManager[Session]:
-    """Open what ``train`` opens before its first step, by the same code; no folder is claimed."""
+def _open_session(config: Config, device: str, stack: contextlib.ExitStack) -> Session:
+    """Open what ``train`` opens before its first step, by the same code; no folder is claimed.
+
+    What it writes, the traceback of an error, lies in a temporary folder, which ``stack`` removes where it is empty.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="fulltilt-check-"))
+    stack.callback(lambda: any(folder.iterdir()) or folder.rmdir())
     job = Job(
         config=config,
         limits=read_limits(config, None, None),
         device=torch.device(device),
-        out_dir=out_dir,
+        out_dir=folder,
         listeners=(),
         resume=False,
         workload=None,
         training_metrics=False,
         world=ALONE,
     )
-    return open_session(job, None)
+    return stack.enter_context(open_session(job, None))
 
 
 def _list_problems(name: str, error: Exception) -> list[CheckItem]:
@@ -173,7 +180,7 @@ def _check_one_step(session: Session, n_ranks: int, memory_limit_bytes: int | No
             loss = float(outcome.loss) if outcome is not None else math.nan
     except Exception as error:  # boundary to the user's own model and data
         meter.stop()
-        return [CheckItem("one step", "problem", describe_error(error))]
+        return [CheckItem("one step", "problem", _describe_failure(session, run, error))]
     peaks = meter.stop()
     if outcome is None:
         return [CheckItem("one step", "problem", "the training set yielded no batch")]
@@ -184,6 +191,19 @@ def _check_one_step(session: Session, n_ranks: int, memory_limit_bytes: int | No
     if memory_limit_bytes is not None and not is_gpu:
         used_gib = meter.own_peak_gib or used_gib  # the limit is of one process: data workers have their own
     return [step, _check_memory(run, used_gib, held_gib, n_ranks, memory_limit_bytes)]
+
+
+def _describe_failure(s: Session, run: Run, error: Exception) -> str:
+    """Describe what ended a step or an evaluation of ``run``; of want of memory, say how ``train`` would go on."""
+    if not isinstance(error, DeviceMemoryError) or error.__cause__ is None:
+        return describe_error(error)
+    is_evaluation = run.doing == "evaluation"
+    sizes = plan_evaluation_sizes(run, None) if is_evaluation else plan_sizes(run, None)
+    said = describe_error(error.__cause__, "data.val_batch_size" if is_evaluation else "data.batch_size")
+    if sizes is None or s.limits.on_out_of_memory == "stop" or find_obstacle(run):
+        return said
+    smaller = f"batch_size {sizes.batch_size} × accumulate {sizes.accumulate}"
+    return f"{said}; train goes on with {f'val_batch_size {sizes.val_batch_size}' if is_evaluation else smaller}"
 
 
 def _cut(batches: Iterator[Any], n_ranks: int) -> Iterator[Any]:
@@ -302,7 +322,7 @@ def _check_validation(session: Session, *, evaluates: bool) -> CheckItem:
         with tell_failure(session):
             evaluate(bare, session.validation, should_stop=lambda: next(n_asked) > 0)
     except Exception as error:  # boundary to the user's own data
-        return CheckItem("validation", "problem", describe_error(error))
+        return CheckItem("validation", "problem", _describe_failure(session, bare, error))
     return CheckItem("validation", "ok", text)
 
 
@@ -359,9 +379,9 @@ def _check_disk(run: Run, config: Config, out_dir: Path) -> CheckItem:
     return CheckItem("disk", "problem" if free is not None and need > free else "ok", text)
 
 
-def describe_error(error: BaseException) -> str:
+def describe_error(error: BaseException, size: str = "data.batch_size") -> str:
     """Put an error in the user's terms: ours as they are, others with their class, or as out of memory."""
     if isinstance(error, FulltiltError):
         return str(error)
     said = strip_control_codes(f"{type(error).__name__}: {str(error).strip() or 'no message'}")
-    return f"out of memory: {said}; use a smaller data.batch_size" if is_out_of_memory(error) else said
+    return f"out of memory: {said}; use a smaller {size}" if is_out_of_memory(error) else said

@@ -80,7 +80,7 @@ def evaluate(
         if means is not None and run.workload.assess is not None:
             run.doing, found = "assessment", None
             if run.config.data.val_batch_size and hasattr(run.workload.assess, "batch_size"):
-                run.workload.assess.batch_size = run.config.data.val_batch_size
+                run.workload.assess.batch_size = min(run.workload.assess.batch_size, run.config.data.val_batch_size)
             if run.world.is_first:  # the others wait for it; a divided model is refused when it is built
                 with run.world.work_alone():
                     found = run.workload.assess(run.setup.model, run.device)

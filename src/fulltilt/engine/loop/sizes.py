@@ -72,11 +72,11 @@ def _divide(batch_size: int, accumulate: int, val_batch_size: int | None, at_lea
 
 def plan_evaluation_sizes(run: Run, sizes: Sizes | None) -> Sizes | None:
     """Halve the validation batch and leave training as it is: means over samples do not depend on it."""
+    known = sizes.val_batch_size if sizes is not None else None
+    now = known or run.config.data.val_batch_size or run.batch_size
+    val_batch_size = now // 2
     if run.doing == "assessment":
-        val_batch_size = getattr(run.workload.assess, "batch_size", 0) // 2
-    else:
-        known = sizes.val_batch_size if sizes is not None else None
-        val_batch_size = (known or run.config.data.val_batch_size or run.batch_size) // 2
+        val_batch_size = min(now, getattr(run.workload.assess, "batch_size", 0) // 2)
     if not val_batch_size:
         return None
     plan = run.plan

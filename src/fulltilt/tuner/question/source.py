@@ -43,13 +43,18 @@ def resolve_target(
         settings: Dotted keys that win over the configuration: ``{"data.batch_size": 64}``.
 
     Raises:
-        UsageError: it is none of these. ConfigError: the configuration cannot be used.
+        UsageError: it is none of these, or would not read ``data.path``. ConfigError: the configuration cannot be used.
     """
     config, name, pickled, own = _read_target(target)
     if settings:
         values = nest({**flatten(config.to_values()), **settings})
         provenance = config.provenance | dict.fromkeys(settings, "settings")
         config = config_from_values(values, base_dir=config.base_dir, provenance=provenance)
+    if pickled is not None and config.data.path is not None:
+        raise UsageError(
+            f"{config.data.path!r} would not be read: {name} is a Workload that is built already; leave it out, or "
+            "have a function of a module build it, def workload(path): return Workload(…)"
+        )
     source = WorkloadSource(
         config=config.to_values(),
         base_dir=config.base_dir,
