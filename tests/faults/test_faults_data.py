@@ -187,6 +187,26 @@ def test_an_error_of_a_stream_or_of_a_whole_batch_says_where():
     assert said[1].startswith("a batch that begins with sample 0 of Whole cannot be read: ValueError: of a batch")
 
 
+def test_without_workers_a_stream_or_a_collate_that_fails_is_one_message_too():
+    class Begins(IterableDataset):
+        def __iter__(self):
+            throw(ValueError("no such row"))
+
+    class Breaks(Begins):
+        def __iter__(self):
+            yield torch.zeros(2), 0
+            throw(ValueError("no such row"))
+
+    def fail_to_join(samples):
+        throw(ValueError("no such row"))
+
+    given = {"batch_size": 1, "shuffle": False, "drop_last": False, "options": {"num_workers": 0}}
+    for dataset, parts in ((Begins(), {}), (Breaks(), {}), (Ends(lambda: None), {"collate": fail_to_join})):
+        said = str(explain(lambda dataset=dataset, parts=parts: list(build_loader(dataset, **given, **parts))))
+        read = f"a batch of {type(dataset).__name__} cannot be read: ValueError: no such row ({LINE})"
+        assert said == f"{read}; mend the data, or the code there"
+
+
 @pytest.mark.parametrize("n_workers", [0, 1])
 @pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
 def test_want_of_memory_and_what_no_data_set_raised_is_left_alone(n_workers, error):

@@ -69,6 +69,17 @@ def test_an_error_of_the_data_set_is_one_message_and_its_traceback_lies_beside_t
     assert 'raise ValueError("no such pixel")' in log.read_text()
 
 
+def test_a_stream_that_fails_as_it_begins_is_one_message_without_workers(tmp_path):
+    class Broken(PointStream):
+        def __iter__(self):
+            raise ValueError("no such row")
+
+    said = r"a batch of Broken cannot be read: ValueError: no such row \(.*; mend the data.* \(log: .*traceback.log\)"
+    with pytest.raises(DataError, match=said):
+        run_train(tmp_path, build_config(**CONSTANT), workload=build_workload(dataset=Broken))
+    assert 'raise ValueError("no such row")' in (tmp_path / "traceback.log").read_text()
+
+
 def test_a_sample_of_a_stream_is_named_by_its_place_in_the_batch(tmp_path):
     class Stream(PointStream):
         def __iter__(self):

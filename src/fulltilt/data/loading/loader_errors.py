@@ -12,7 +12,7 @@ from typing import Any
 
 from fulltilt import errors
 from fulltilt.config.bad_samples import SKIP_REMEDY, UNREADABLE
-from fulltilt.data.loading.worker_signals import BROKEN_OFF, disarm, list_workers
+from fulltilt.data.loading.worker_signals import BROKEN_OFF, FETCH_FILE, disarm, list_workers
 from fulltilt.errors import DataError, FulltiltError, WorkerDiedError
 from fulltilt.records import Evidence, classify_outcome, format_bytes
 
@@ -26,6 +26,7 @@ _READ = re.compile(rf"^(.+){READING}$", re.MULTILINE)
 _CAUGHT = re.compile(r"Caught (?P<kind>\w+) in DataLoader worker process \d+\.\n")
 _PLACE = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 _LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), str(Path(errors.__file__).parent))
+_READERS = (FETCH_FILE, str(Path(__file__).with_name("loader.py")))
 _REMEDIES: dict[int, str] = {
     signal.SIGKILL: "most often the kernel or a memory limit ended it for want of memory: use fewer num_workers, "
     "a smaller prefetch_factor or a smaller batch_size",
@@ -74,16 +75,27 @@ def _explain_data_set(error: BaseException, text: str) -> DataError | None:
     words = re.search(rf"^(?:[\w<>]+\.)*({kind}(?:: .*)?)$", last, re.MULTILINE)
     said = words[1] if words else kind
     is_memory = classify_outcome(Evidence(exception_type=kind, message=said))[0] == "out_of_memory"
-    if is_memory or (sample is None and caught is None):
+    dataset = None if sample or caught else _find_dataset(error)
+    if is_memory or not (sample or caught or dataset):
         return None
     places = [f"{file}:{line}" for file, line in _PLACE.findall(last)] or ["no line is known"]
     place = [each for each in places if not any(part in each for part in _LIBRARIES)] or places
     if sample is None:
-        return DataError(f"a data worker met {said} ({place[-1]}); mend the data, or the code there")
+        met = f"a batch of {dataset} cannot be read:" if dataset else "a data worker met"
+        return DataError(f"{met} {said} ({place[-1]}); mend the data, or the code there")
     remedy = SKIP_REMEDY
     if not isinstance(error, UNREADABLE):
         remedy = f"mend the code there, or raise OSError there where a sample is damaged: {SKIP_REMEDY}"
     return DataError(f"{sample[1]} cannot be read: {said} ({place[-1]}); {remedy}")
+
+
+def _find_dataset(error: BaseException) -> str | None:
+    """Name the dataset of which this process was reading, or joining, a batch as the error came up."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename in _READERS and hasattr(frame.f_locals.get("self"), "dataset"):
+            dataset = frame.f_locals["self"].dataset
+            return type(getattr(dataset, "source", dataset)).__name__
+    return None
 
 
 def _find_death(iterator: Any, pids: Sequence[int] = ()) -> WorkerDiedError | None:

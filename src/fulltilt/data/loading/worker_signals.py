@@ -20,12 +20,13 @@ from multiprocessing import resource_tracker, util
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import fetch, signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fulltilt.hardware.proctree import set_death_signal
 
 BROKEN_OFF = (ConnectionError, FileNotFoundError, EOFError)  # of a batch whose worker died on the way
+FETCH_FILE = fetch.__file__  # what reads and joins a batch in the process that asks for it
 SENDER = "QueueFeederThread"  # of multiprocessing's queues, one each
 SEND_S = 3.0  # torch kills a worker that has not ended after 5 s
 LAST = -10  # of a process' finalizers: after those that tell its queues to end
