@@ -3,6 +3,7 @@
 FulltiltError                 1
 ├── UsageError                2
 │   └── ConfigError, DataError, DeviceError, PlanObstacleError, RunFolderError
+│       └── OtherRunError
 ├── NoPlanError               3
 ├── StorageError              1
 │   └── ResultUnwrittenError
@@ -85,6 +86,10 @@ class PlanObstacleError(UsageError):
 
 class RunFolderError(UsageError):
     """The output folder is locked or belongs to another run."""
+
+
+class OtherRunError(RunFolderError):
+    """The output folder holds the results of another run."""
 
 
 class NoPlanError(FulltiltError):

@@ -20,7 +20,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
 
-from fulltilt.errors import RunFolderError, StorageError
+from fulltilt.errors import OtherRunError, RunFolderError, StorageError
 from fulltilt.records.settings import flatten_settings
 
 FINGERPRINT_FILE = "fingerprint.json"
@@ -99,7 +99,7 @@ class RunFolder:
                 return True
             change = _describe_change(found.get("parts", {}), parts)
             if relation == "other":
-                raise RunFolderError(
+                raise OtherRunError(
                     f"{self.path} holds the results of another run ({change}); give another folder with --out, or "
                     "remove this one"
                 )

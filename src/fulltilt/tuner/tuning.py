@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.config import Config
-from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError, UsageError
+from fulltilt.errors import OtherRunError, ResultUnwrittenError, StorageError, UsageError
 from fulltilt.hardware import read_machine
 from fulltilt.records.run_folder import RunFolder, find_folders
 from fulltilt.tuner.answer.conclude import conclude
@@ -114,7 +114,7 @@ def _open_folder(question: Question, out: Path | None, tell: OnEvent) -> RunFold
     if out is not None:
         try:
             return RunFolder(out, **claim)
-        except RunFolderError:
+        except OtherRunError:
             check_workload(question)
             raise
     found = find_folders(Path("runs") / "tune" / question.aim.name, **claim)

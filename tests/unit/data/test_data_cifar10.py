@@ -154,8 +154,12 @@ def test_limit_keeps_images_from_everywhere(tmp_path):
 def test_a_limit_above_one_split_names_it_and_the_way_out(tmp_path):
     write_pickles(tmp_path / "images")
     assert len(cifar10("train", path=str(tmp_path / "images"), limit=15)) == 15
-    with pytest.raises(DataError, match=r"limit 15 is not between 1 and the 4 images of split val; .*val_dataset="):
+    remedy = "write the same call with limit=4 at data.val_dataset"
+    with pytest.raises(DataError, match=f"limit 15 is not between 1 and the 4 images of split val; {remedy}"):
         cifar10("val", path=str(tmp_path / "images"), limit=15)
+    for split in ("train", "val"):
+        with pytest.raises(DataError, match=r"limit 0 is not .*; use 1 or more"):
+            cifar10(split, path=str(tmp_path / "images"), limit=0)
 
 
 def test_normalize_knows_the_channels_and_relative_paths_start_at_base_dir(tmp_path):

@@ -1,5 +1,6 @@
 """Out of memory in a run: what it goes on with, that nothing is skipped, and that the losses are those of the plan."""
 
+import itertools
 import os
 import signal
 import threading
@@ -362,9 +363,13 @@ def test_a_workload_that_cannot_be_sent_goes_on_in_the_same_process(tmp_path):
         with lock:
             return nn.functional.cross_entropy(outputs, targets)
 
-    result, recorder = run(tmp_path, model=lambda card: build_model(Refused(8, 5)), parts={"loss": loss})
-    assert list_starts(recorder) == [(True, 0, 0, 16), (True, 1, 5, 8)]
+    cards = itertools.chain([Refused(8, 5), Refused(4)], itertools.repeat(nn.Identity()))
+    result, recorder = run(tmp_path, model=lambda card: build_model(next(cards)), parts={"loss": loss})
+    assert list_starts(recorder) == [(True, 0, 0, 16), (True, 1, 5, 8), (True, 2, 5, 4)]
     assert result.step == 12
+    (note,) = recorder.list_notes("goes on in this process")
+    assert "as the workload cannot be sent to another one (TypeError: cannot pickle '_thread.lock' object)" in note
+    assert result.notes.count(note) == 1
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from fulltilt.engine.announce import describe_resume
 from fulltilt.engine.build.optimizers import OPTIMIZERS
 from fulltilt.engine.checkpoints.files import NEWEST
 from fulltilt.records import CheckpointSaved, CheckpointStarted, EpochDone, Evaluated, RunEnded, RunStarted, StepsDone
+from fulltilt.records.run_folder import hold_folder
 
 
 def test_a_run_learns_and_tells_what_it_did(tmp_path):
@@ -186,6 +187,18 @@ def test_a_folder_of_another_run_is_refused_with_the_difference(tmp_path, change
     run_train(tmp_path, max_steps=2)
     with pytest.raises(errors.RunFolderError, match=words):
         run_train(tmp_path, build_config(**changes), workload=build_workload(dataset=dataset), resume=resume)
+
+
+def test_data_are_read_before_a_refusal_only_where_another_folder_would_be_tried(tmp_path):
+    """A refusal came after minutes of reading, or not at all."""
+    run_train(tmp_path, max_steps=2)
+    broken = build_workload(dataset=fail(KeyError("no data today")))
+    with pytest.raises(errors.RunFolderError, match="go on with --resume"):
+        run_train(tmp_path, workload=broken)
+    with hold_folder(tmp_path), pytest.raises(errors.RunFolderError, match="in use by process"):
+        run_train(tmp_path, workload=broken)
+    with pytest.raises(KeyError, match="no data today"):
+        run_train(tmp_path, build_config(data__batch_size=32), workload=broken)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -41,10 +41,9 @@ def cifar10(
     if limit is not None:
         if not 1 <= limit <= len(images):
             remedy = (
-                "use fewer"
-                if split == "train"
-                else f"give it one of its own: data.val_dataset=cifar10(limit={len(images)})"
+                "use fewer" if split == "train" else f"write the same call with limit={len(images)} at data.val_dataset"
             )
+            remedy = "use 1 or more" if limit < 1 else remedy
             raise DataError(f"limit {limit} is not between 1 and the {len(images)} images of split {split}; {remedy}")
         rows = spread_rows(len(images), limit)
         images, targets = images[rows], targets[rows]

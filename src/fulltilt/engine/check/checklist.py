@@ -82,7 +82,7 @@ def run_checks(
     items = [item for name in dict.fromkeys(rank_devices or (device,)) for item in check_gpu(name, nvml)]
     with contextlib.ExitStack() as stack:
         try:
-            session = stack.enter_context(_open_session(config, device, stack))
+            session = _open_session(config, device, stack)
         except Exception as error:  # boundary to the user's own model and data: whatever it raises is a finding
             items += _list_problems("build", error)
             return [*items, _check_data_path(config), _check_checkpoints(config)]
@@ -98,9 +98,7 @@ def run_checks(
     return items
 
 
-def _open_session(
-    config: Config, device: str, stack: contextlib.ExitStack
-) -> contextlib.AbstractContextManager[Session]:
+def _open_session(config: Config, device: str, stack: contextlib.ExitStack) -> Session:
     """Open what ``train`` opens before its first step, by the same code; no folder is claimed.
 
     What it writes, the traceback of an error, lies in a temporary folder, which ``stack`` removes where it is empty.
@@ -118,7 +116,7 @@ def _open_session(
         training_metrics=False,
         world=ALONE,
     )
-    return open_session(job, None)
+    return stack.enter_context(open_session(job, None))
 
 
 def _list_problems(name: str, error: Exception) -> list[CheckItem]:

@@ -79,9 +79,8 @@ def evaluate(
             means |= run.workload.derive(means)
         if means is not None and run.workload.assess is not None:
             run.doing, found = "assessment", None
-            own, most = getattr(run.workload.assess, "batch_size", None), run.config.data.val_batch_size
-            if own is not None and most is not None:
-                run.workload.assess.batch_size = min(own, most)
+            if run.config.data.val_batch_size and hasattr(run.workload.assess, "batch_size"):
+                run.workload.assess.batch_size = min(run.workload.assess.batch_size, run.config.data.val_batch_size)
             if run.world.is_first:  # the others wait for it; a divided model is refused when it is built
                 with run.world.work_alone():
                     found = run.workload.assess(run.setup.model, run.device)

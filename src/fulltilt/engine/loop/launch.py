@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from fulltilt.config import Config, plan_of
-from fulltilt.engine.announce import Announcer
+from fulltilt.engine.announce import Announcer, read_first_line
 from fulltilt.engine.build.builder import check_device
 from fulltilt.engine.loop.endings import TrainResult
 from fulltilt.engine.loop.replan import MAX_REPLANS, RankReplanError
@@ -31,13 +31,15 @@ def must_launch(config: Config, device: str | None = None) -> bool:
     return not is_rank() and (len(plan_devices(config, device)) > 1 or config.run.max_restarts > 0)
 
 
-def can_go_on_elsewhere(workload: Workload | None) -> bool:
-    """Tell whether a run may leave this process for a fresh one: torchrun watches its own, and not all can be sent."""
-    if is_rank():
-        return find_link() is not None  # the process that started this one starts the next
-    with contextlib.suppress(Exception):  # whatever the objects of a user do when they are pickled
-        return bool(cloudpickle.dumps(workload))
-    return False
+def find_obstacle_to_leaving(workload: Workload | None) -> str | None:
+    """Say why a run cannot leave this process for a fresh one; None where it can."""
+    if is_rank():  # the process that started this one starts the next
+        return None if find_link() is not None else "torchrun started it, and only torchrun can start another one"
+    try:
+        cloudpickle.dumps(workload)
+    except Exception as error:  # whatever the objects of a user do when they are pickled
+        return f"the workload cannot be sent to another one ({type(error).__name__}: {read_first_line(error)})"
+    return None
 
 
 def give_back_memory() -> None:

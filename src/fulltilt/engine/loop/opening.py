@@ -24,7 +24,7 @@ from fulltilt.engine.loop.promise import build_watch
 from fulltilt.engine.loop.session import Restart, Session, build_session, plan_schedule
 from fulltilt.engine.loop.sizes import Sizes, apply_sizes, leave_out_tail
 from fulltilt.engine.ranks.world import World
-from fulltilt.errors import DeviceMemoryError, FulltiltError, RunFolderError, UsageError
+from fulltilt.errors import DeviceMemoryError, FulltiltError, OtherRunError, RunFolderError, UsageError
 from fulltilt.hardware import describe_process_state
 from fulltilt.levers import select_recipe
 from fulltilt.records import Listener, RunEnded
@@ -67,8 +67,8 @@ def open_folder(job: Job) -> Iterator[None]:
             described = _describe_run(job.config, job.workload)
             try:
                 folder = RunFolder(job.out_dir, fingerprint_parts=described, command="train", results=_RESULTS)
-            except RunFolderError:
-                _check_data(job)
+            except OtherRunError:  # another folder would not help where the data are wrong
+                (job.workload or build_workload(job.config)).dataset()
                 raise
             stack.enter_context(folder)
         yield
@@ -239,7 +239,6 @@ def _find_start(job: Job, *, resume: bool) -> checkpoint.LoadedCheckpoint | None
     out_dir, world = job.out_dir, job.world
     if not resume:
         if find_checkpoint(out_dir):
-            _check_data(job)
             raise RunFolderError(
                 f"{out_dir} holds a checkpoint of this run; go on with --resume, or give another folder with --out"
             )
@@ -249,12 +248,6 @@ def _find_start(job: Job, *, resume: bool) -> checkpoint.LoadedCheckpoint | None
     if path is None or world.is_first:
         return loaded
     return checkpoint.LoadedCheckpoint(state=checkpoint.read_state(path), path=path, note=None)
-
-
-def _check_data(job: Job) -> None:
-    """Raise what is wrong with the data: told before a full folder is, since another one would not help."""
-    workload = job.workload or build_workload(job.config)
-    workload.dataset()
 
 
 def _describe_run(config: Config, workload: Workload | None) -> dict[str, Any]:

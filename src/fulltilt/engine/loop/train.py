@@ -3,16 +3,18 @@
 No step waits for the device: losses stay there and are read once a logging interval, one interval late.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fulltilt.config import Config
+from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.builder import check_device
 from fulltilt.engine.interrupt import Stop, catch_signals
 from fulltilt.engine.loop import duties
 from fulltilt.engine.loop.endings import TrainResult, finish, tell_failure
-from fulltilt.engine.loop.launch import can_go_on_elsewhere, give_back_memory, must_launch, train_in_ranks
+from fulltilt.engine.loop.launch import find_obstacle_to_leaving, give_back_memory, must_launch, train_in_ranks
 from fulltilt.engine.loop.limits import read_limits
 from fulltilt.engine.loop.opening import Job, open_folder, open_session
 from fulltilt.engine.loop.replan import plan_replan, prepare_restart
@@ -67,7 +69,7 @@ def train(
 ) -> TrainResult:
     """Train to the end, or to the first Ctrl-C or SIGTERM; the checkpoint in ``out_dir`` goes on from there.
 
-    Where the configuration names several devices, one process a device is started, which runs this function too.
+    Where the configuration names several devices, one process a device is started, and each runs ``_train_as_rank``.
 
     Args:
         listeners: Called with every event, in order.
@@ -86,7 +88,7 @@ def train(
         RankFailedError: a process of several died, hung or failed, and ``run.max_restarts`` did not help.
         KeyboardInterrupt: Ctrl-C, after the step in progress and a checkpoint. SIGTERM takes its course likewise.
     """
-    read_limits(config, epochs, max_steps)
+    read_limits(config, epochs, max_steps)  # for its error: before a device is asked for, or a process started
     given = {"out_dir": str(out_dir), "resume": resume, "epochs": epochs, "device": device, "max_steps": max_steps}
     given |= {"workload": workload, "training_metrics": training_metrics, "memory_limit_bytes": memory_limit_bytes}
     after = None
@@ -148,11 +150,24 @@ def _take_attempts(job: Job, after: Restart | None) -> TrainResult | Restart:
                     break
             del session  # the next attempt has the memory for itself
             is_stopping = bool(job.world.agree_on(stop))  # then an attempt here has nothing to do but to say so
-            if after.in_fresh_process and not is_stopping and can_go_on_elsewhere(job.workload):
-                ended = after
-                break
+            if after.in_fresh_process and not is_stopping:
+                obstacle = find_obstacle_to_leaving(job.workload)
+                if obstacle is None:
+                    ended = after
+                    break
+                after = _tell_stay(job, after, obstacle)
     stop.deliver()
     return ended
+
+
+def _tell_stay(job: Job, after: Restart, obstacle: str) -> Restart:
+    """Tell once a command why the run goes on where a library was refused memory."""
+    announce = Announcer(job.listeners, attempt=after.attempt)
+    announce.notes += after.notes
+    announce.note_once(
+        f"the run goes on in this process, where a library may fail again, as {obstacle}", level="warning"
+    )
+    return dataclasses.replace(after, notes=tuple(announce.notes))
 
 
 def _fit_or_replan(s: Session, stop: Stop) -> Restart | None:
