@@ -43,7 +43,7 @@ def own_loss(outputs, targets):
 
 workload = fulltilt.Workload(model=build_net, dataset=Points, loss=nn.CrossEntropyLoss(), name="mine")
 
-def make(width: int, path=None):
+def make(width: int, path="usual"):
     return fulltilt.Workload(model=lambda: build_net(width, 2), dataset=Points, loss=own_loss,
                              optimizer=lambda p: torch.optim.SGD(p, lr=0.5), name=f"made {width} {path}")
 
@@ -121,10 +121,12 @@ def test_a_workload_of_the_users_own_gets_an_optimizer_and_keeps_the_one_that_it
     values = {"task": "assemble_user_code:workload", "optim": {"optimizer": "adam", "lr": 0.125}}
     made = {"task": "assemble_user_code:make(width=9)", "data": {"path": "here"}}
     found = []
-    for workload in (build_workload(configure(given, user_code)) for given in (values, made)):
+    unsaid = {"task": "assemble_user_code:make(width=9)"}  # the function's own path stands
+    for workload in (build_workload(configure(given, user_code)) for given in (values, made, unsaid)):
         optimizer = workload.optimizer(workload.model().parameters())
         found.append((workload.name, type(optimizer), optimizer.defaults["lr"]))
-    assert found == [("mine", torch.optim.Adam, 0.125), ("made 9 here", torch.optim.SGD, 0.5)]
+    own = [(f"made 9 {path}", torch.optim.SGD, 0.5) for path in ("here", "usual")]
+    assert found == [("mine", torch.optim.Adam, 0.125), *own]
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ def _import_workload(config: Config) -> Workload:
     _check_schedule(config, problems)
     raise_problems(problems)
     with _say_where(config, "task"):
-        found = build_component(config.task, {}, **place, path=config.data.path, lr=config.optim.lr)
+        given = {"lr": config.optim.lr} | ({} if config.data.path is None else {"path": config.data.path})
+        found = build_component(config.task, {}, **place, **given)
         if not isinstance(found, Workload):
             raise ConfigError(
                 f"{config.task} is of type {type(found).__name__}, expected a fulltilt.Workload or what returns one"
