@@ -404,6 +404,20 @@ def test_a_budget_that_ends_while_one_of_two_altering_changes_is_open_leaves_the
     assert (False, part) in picked
 
 
+def test_what_is_left_without_several_open_changes_takes_turns_with_the_users_own_while_these_are_open():
+    """Of four changes one was worth 14 times; the budget ended while two other numerics were open, and all went."""
+    plan = change(threads=2, channels_last=True, fused_optimizer=True)
+
+    def rate(it, group):  # what two of them gain swings from group to group
+        swing = 1.2 ** ((-1) ** group * (it["channels_last"] + it["fused_optimizer"]))
+        return multiply(threads=5.0)(it) * (swing if group else 1.0)
+
+    proof, groups = feed([plan], rate)
+    left = change(threads=2)
+    assert sum({plan, left, USER} <= {*group} for group in groups) >= LOOKS[0]
+    assert (proof.best, proof.is_proven) == (left, True)
+
+
 def test_a_harmless_part_that_fails_in_turns_is_not_waited_for():
     """It was started again in every further group, which then had to be measured anew."""
     plan, part = change(num_workers=2, threads=2, worker_threads=2), change(num_workers=2, worker_threads=2)

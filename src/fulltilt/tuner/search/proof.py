@@ -94,6 +94,7 @@ class Proof:
         self.best = self.winner = finalists[0] if finalists else space.user_plan
         self.is_earned = True
         self._without: dict[tuple[str, ...], Plan] = {}  # what was taken back → the winner without it
+        self._parts: list[Plan] = []  # of the winner, that take turns with the user's own
 
     @property
     def gain(self) -> Comparison | None:
@@ -194,6 +195,7 @@ class Proof:
             return
         self.is_earned = False  # until all is done: the budget may end at any group
         found, held = self._take_parts(winner, base), self._list_held(winner, base)
+        self._parts = held[1:]
         try:
             asked = [winner, *held, *list(found.values())[:MAX_WITHOUT]]
             if not self._has_room(LOOKS[0] * asked):
@@ -201,8 +203,7 @@ class Proof:
             yield from self._look_at(found, winner, base, held)
         finally:  # the budget may have ended before each change was looked at: some of the plan may be proven
             if not (self.is_earned or self.is_proven):
-                parts = (self._find_sound(), *held[1:])
-                self.best = next((part for part in parts if part is not None and self._is_faster(part)), self.best)
+                self.best = next((part for part in self._list_proven_parts() if part in self._fine), self.best)
 
     def _look_at(self, found: Mapping[tuple[str, ...], Plan], winner: Plan, base: Plan, held: Sequence[Plan]) -> Steps:
         """Have the winner take turns with itself less each change, and with ``held`` until these are told apart."""
@@ -214,42 +215,52 @@ class Proof:
             known = {names: plan for names, plan in batch.items() if self._count_met(winner, plan) >= N_EARN}
             self._without |= known
             asked = {names: it for names, it in batch.items() if names not in known or self._is_open(winner, it)}
-            yield from self._secure((self._find_sound(), *held[1:]))
+            yield from self._secure()
             while asked:
-                are_held = not start and self._count_met(winner, *held) < LOOKS[0]
-                plans = [winner, *asked.values(), *(held if are_held else [])]
+                if self._count_met(winner, *held) >= LOOKS[0]:
+                    held = self._hold_rest(winner, base)
+                plans = [winner, *asked.values(), *held]
                 arms = yield from self._meet(plans, n_groups, "the fastest plan, and less of it")
                 if winner not in arms:
                     return
-                held = [plan for plan in held if plan in arms or plan not in plans]
+                held = [plan for plan in held if plan in arms]
                 asked = {names: plan for names, plan in asked.items() if plan in arms}
                 self._without |= asked
-                yield from self._secure((self._find_sound(), *held[1:]))
+                yield from self._secure()
                 asked, n_groups = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}, 2
                 if self._count_met(winner, *asked.values()) >= self._compute_n_limit(DROP_SHARE, N_EARN):
                     break
-        idle = [names for names, plan in self._without.items() if not self._is_worth(winner, plan)]
-        order = sorted(idle, key=lambda names: self._lead_over(winner, names))
+        order = sorted(self._list_idle(), key=lambda names: self._lead_over(winner, names))
         self.best = yield from self._drop(winner, base, order)
         self.is_earned = True
 
-    def _secure(self, parts: Sequence[Plan | None]) -> Steps:
-        """Run the first part that is faster as a whole while the winner is not proven: the budget may end soon."""
-        for part in parts:
-            if part is not None and not self.is_proven and self._leads(part):
-                yield from self._runs_whole(part)
-                return
+    def _hold_rest(self, winner: Plan, base: Plan) -> list[Plan]:
+        """Return the user's own and what is left of the winner without its idle changes, where these did not meet."""
+        rest = self._take_back(winner, base, *self._list_idle())
+        if rest is None or self.base is None or rest in (base, winner, *self._parts, *self._without.values()):
+            return []
+        self._parts.append(rest)
+        return [base, rest]
 
-    def _find_sound(self) -> Plan | None:
-        """Return the winner without the altering changes that are not proven to be worth it, yet."""
-        if self.base is None:
-            return None
-        worth = self._list_worth()
-        unproven = [names for names in _list_altering(self.base, self.winner) if names not in worth]
-        return self._take_back(self.winner, self.base, *unproven)
+    def _secure(self) -> Steps:
+        """Run a part of the winner that is proven as a whole while the winner is not: the budget may end soon."""
+        for part in [] if self.is_proven else self._list_proven_parts()[:1]:
+            yield from self._runs_whole(part)
 
-    def _list_worth(self) -> set[tuple[str, ...]]:
-        return {names for names, less in self._without.items() if self._is_worth(self.winner, less)}
+    def _list_proven_parts(self) -> list[Plan]:
+        """List the parts of the winner that are proven and hold nothing unproven, the fastest first."""
+        parts = dict.fromkeys([*self._parts, *self._without.values()])
+        proven = [part for part in parts if self._leads(part) and self._is_sound(part)]
+        return sorted(proven, key=lambda part: self._compute_lead_pct(part, self._space.user_plan), reverse=True)
+
+    def _is_sound(self, plan: Plan) -> bool:
+        """Whether what a plan alters of learning is proven to be worth it."""
+        idle, altering = self._list_idle(), _list_altering(self._space.user_plan, plan)
+        return all(names in self._without and names not in idle for names in altering)
+
+    def _list_idle(self) -> list[tuple[str, ...]]:
+        """List the winner's changes that are not shown to be worth it."""
+        return [names for names, less in self._without.items() if not self._is_worth(self.winner, less)]
 
     def _drop(self, winner: Plan, base: Plan, idle: Sequence[tuple[str, ...]]) -> Generator[Wish, Any, Plan]:
         """Return the winner without its idle changes, or the least useful: two may be idle because of each other."""
@@ -260,7 +271,7 @@ class Proof:
             if plan in (None, base) or not (yield from self._runs_whole(plan)):
                 continue
             arms = [plan]
-            if len(dropped) > 1:
+            if len(dropped) > 1 and self._count_met(winner, plan, base) < N_EARN:
                 arms = yield from self._meet([winner, plan, base], N_EARN, "the fastest plan, and what is left of it")
             if plan in arms and (len(dropped) == 1 or self._compute_lead_pct(winner, plan) <= WORTH_PCT):
                 return plan
@@ -333,7 +344,7 @@ class Proof:
         """Whether the best plan is faster than the user's own, and holds nothing unproven that alters learning."""
         if self.base is None or not self._is_faster(self.best):
             return False
-        return self.is_earned or self._list_worth().issuperset(_list_altering(self.base, self.best))
+        return self.is_earned or self._is_sound(self.best)
 
     def _is_faster(self, plan: Plan) -> bool:
         return plan in self._fine and self._leads(plan)
