@@ -206,7 +206,7 @@ class Proof:
                 self.best = next((part for part in self._list_proven_parts() if part in self._fine), self.best)
 
     def _look_at(self, found: Mapping[tuple[str, ...], Plan], winner: Plan, base: Plan, held: Sequence[Plan]) -> Steps:
-        """Have the winner take turns with itself less each change, and with ``held`` until these are told apart."""
+        """Have the winner take turns with itself less each change, and with the user's own and the best proven part."""
         order = sorted(found, key=lambda names: _is_harmless(found[names], winner))  # a stable order, these last
         for start in range(0, len(order), MAX_WITHOUT):
             if start and self._spent_s > self._limit_s and _is_harmless(found[order[start]], winner):
@@ -217,7 +217,7 @@ class Proof:
             asked = {names: it for names, it in batch.items() if names not in known or self._is_open(winner, it)}
             yield from self._secure()
             while asked:
-                if self._count_met(winner, *held) >= LOOKS[0]:
+                if self._count_met(winner, *held) >= N_EARN:
                     held = self._hold_rest(winner, base)
                 plans = [winner, *asked.values(), *held]
                 arms = yield from self._meet(plans, n_groups, "the fastest plan, and less of it")
@@ -227,20 +227,21 @@ class Proof:
                 asked = {names: plan for names, plan in asked.items() if plan in arms}
                 self._without |= asked
                 yield from self._secure()
-                asked, n_groups = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}, 2
-                if self._count_met(winner, *asked.values()) >= self._compute_n_limit(DROP_SHARE, N_EARN):
+                asked = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}
+                n_met = self._count_met(winner, *asked.values())
+                n_groups = 1 if n_met < LOOKS[0] else 2  # to the next look
+                if n_met >= self._compute_n_limit(DROP_SHARE, N_EARN):
                     break
         order = sorted(self._list_idle(), key=lambda names: self._lead_over(winner, names))
         self.best = yield from self._drop(winner, base, order)
         self.is_earned = True
 
     def _hold_rest(self, winner: Plan, base: Plan) -> list[Plan]:
-        """Return the user's own and what is left of the winner without its idle changes, where these did not meet."""
+        """Return the user's own and what is left of the winner without its idle changes, until these met often."""
         rest = self._take_back(winner, base, *self._list_idle())
-        if rest is None or self.base is None or rest in (base, winner, *self._parts, *self._without.values()):
-            return []
-        self._parts.append(rest)
-        return [base, rest]
+        held = [base] if rest in (None, base, winner) else [base, rest]
+        self._parts += [plan for plan in held[1:] if plan not in self._parts]
+        return held if self.base is not None and self._count_met(winner, *held) < LOOKS[0] else []
 
     def _secure(self) -> Steps:
         """Run a part of the winner that is proven as a whole while the winner is not: the budget may end soon."""
