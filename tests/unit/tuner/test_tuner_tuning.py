@@ -302,7 +302,9 @@ def test_a_search_stops_after_two_plans_that_fail_alike_where_one_is_the_users_o
     made, proof = search_all(
         lambda plan: Answer(
             status="error",
-            reason="DataError: sample {0} cut by step {0}; copy it again (log: {0}.log)".format(plan["batch_size"]),
+            reason="DataError: sample {0} cut by step {0}, target is {0}; copy it again (log: {0}.log)".format(
+                plan["batch_size"]
+            ),
         ),
         WIDE, dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
     )  # fmt: skip
