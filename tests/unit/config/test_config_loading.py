@@ -137,6 +137,13 @@ def test_all_problems_come_in_one_error(write):
     assert error.value.exit_code == 2
 
 
+def test_keys_of_the_top_are_not_said_to_belong_to_a_key_that_holds_none(write):
+    said = fail(write("lr: 1"), ["model.checkpoint=x"])
+    assert (
+        "model.checkpoint: unknown key with the value 'x'; did you mean run.checkpoint_every? valid: benchmark," in said
+    )
+
+
 LEAST_ONE = ("batch_size", "accumulate", "prefetch_factor", "threads")
 ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
