@@ -74,6 +74,8 @@ def read_text(path: str | Path) -> str:
 
 
 def _suggest(file: Path) -> str:
+    if str(file).isidentifier() and Path(f"{file}.py").is_file():
+        return f"; {file}.py is code: name an object in it, {file}:NAME"
     try:
         names = sorted(p.name for p in file.parent.iterdir() if p.suffix in (".yaml", ".yml"))
     except OSError:

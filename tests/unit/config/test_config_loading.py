@@ -241,6 +241,12 @@ def test_a_missing_file_and_a_folder_name_their_neighbours(write, tmp_path):
     assert "is a folder; name a file in it; in that folder: digits.yaml" in fail(tmp_path)
 
 
+def test_a_module_without_an_object_is_told_how_one_is_named(write, tmp_path, monkeypatch):
+    write("", "mine.py")
+    monkeypatch.chdir(tmp_path)
+    assert fail("mine") == "mine: no such file; mine.py is code: name an object in it, mine:NAME"
+
+
 def test_overrides_win_and_say_so(write):
     file = write("training: {use_amp: true}\nlr: [0.1, 0.2]\n")
     config = load_config(
