@@ -204,6 +204,7 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("device: [0\nlr: 1", "not YAML"),
         ("data: {val_batch_size: ${epochs}}", "quotes around"),
         ("lr: 1\nlr: 2", "stands here and in line 1"),
+        ("lr: 1\nlr: 2\noptim:\n  clip_norm: 1\n  clip_norm: 2\n", "2 problems:"),
         ("lr:\t1\n\tx: 2", "spaces"),
         ("lr: !!python/object/apply:os.system [ls]", "unknown tag !!python/object/apply:os.system"),
         ("lr: !!int abc", "is not int"),
