@@ -193,7 +193,8 @@ def _write_error(destination: JsonDestination, command: str, message: str, code:
     try:
         write_json(destination, json.dumps(document, indent=1, ensure_ascii=False))
     except (StorageError, OSError) as error:  # the message is on stderr, and the exit code is that of the first error
-        print(f"fulltilt {command}: --json {destination}: {error}", file=sys.stderr)
+        if (getattr(error, "strerror", None) or str(error)) not in message:  # that is what ended the work
+            print(f"fulltilt {command}: --json {destination}: {error}", file=sys.stderr)
 
 
 def _find_json(words: Sequence[str]) -> str | None:

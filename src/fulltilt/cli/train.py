@@ -24,7 +24,7 @@ from fulltilt.errors import FulltiltError
 if TYPE_CHECKING:
     from fulltilt.config import Config
     from fulltilt.engine.loop.endings import TrainResult
-    from fulltilt.records import Listener
+    from fulltilt.records import Event, Listener
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,46 +57,49 @@ def run(args: argparse.Namespace) -> int:
     with note_interruption(lambda: describe_saved(folders)):
         from fulltilt.engine.loop.train import train
 
-        out_dir = Path(args.out) if args.out else _choose_folder(args, config)
+        out_dir, said = (Path(args.out), None) if args.out else _choose_folder(args, config)
         folders.append(out_dir)
         result = train(
             config,
             out_dir=out_dir,
-            listeners=_build_listeners(args, config, out_dir),
+            listeners=_build_listeners(args, config, out_dir, said),
             resume=args.resume,
             memory_limit_bytes=read_memory_limit_bytes(args),
         )
         return _tell(args, result, out_dir)
 
 
-def _choose_folder(args: argparse.Namespace, config: Config) -> Path:
-    """Choose where a run goes on, or begins; say so where that is not the usual place."""
+def _choose_folder(args: argparse.Namespace, config: Config) -> tuple[Path, str | None]:
+    """Choose where a run goes on, or begins, and what to say where that is not the usual place."""
     from fulltilt.engine.loop.opening import find_run_folders
     from fulltilt.engine.ranks.world import is_rank
     from fulltilt.report.training import is_finished
 
     usual = Path("runs") / "train" / config.run_name
     if is_rank():  # under torchrun: all of them have to choose the same
-        return usual
+        return usual, None
     found = find_run_folders(usual, config)
     if found.own is not None and (args.resume or not is_finished(found.own)):
         folder = found.own
     else:
         folder = usual if args.resume else found.free  # what cannot be resumed is refused, with what changed
-    said = found.explain(folder)
-    if said:
-        build_console(to_stderr=args.json == "-").print(said, soft_wrap=True)
-    return folder
+    return folder, found.explain(folder)
 
 
-def _build_listeners(args: argparse.Namespace, config: Config, out_dir: Path) -> list[Listener]:
+def _build_listeners(args: argparse.Namespace, config: Config, out_dir: Path, said: str | None) -> list[Listener]:
     from fulltilt.listeners import EventLog, MetricsTracker, ProgressBar, build_loggers
 
     loggers = [*config.run.loggers, *(["tensorboard"] if args.tensorboard else [])]
     listeners = [EventLog(out_dir), *build_loggers(loggers, out_dir)]
     if args.metrics:
         listeners.append(MetricsTracker(args.metrics))
-    return [*listeners, ProgressBar(build_console(to_stderr=args.json == "-"))]
+    console, unsaid = build_console(to_stderr=args.json == "-"), [said] if said else []
+
+    def tell_folder(_: Event) -> None:  # not before the run is built: what is refused is in no folder
+        while unsaid:
+            console.print(unsaid.pop(), soft_wrap=True)
+
+    return [*listeners, tell_folder, ProgressBar(console)]
 
 
 def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:

@@ -108,7 +108,7 @@ def suggest_names(spelled: str) -> str:
     elif section in FOREIGN_SECTIONS:
         valid = [bare for bare, spelling in list_bare_names().items() if spelling.keys[0].endswith(f".{bare}")]
     else:
-        valid = [key for key in LEAVES if "." not in key] + [s for s in SECTIONS if "." not in s]
+        section, valid = "", [key for key in LEAVES if "." not in key] + [s for s in SECTIONS if "." not in s]
     elsewhere = _find_elsewhere(name, section)
     if elsewhere:
         return f"did you mean {elsewhere}? valid{f' in {section}' if section else ''}: {', '.join(sorted(valid))}"

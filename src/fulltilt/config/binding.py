@@ -105,6 +105,9 @@ def import_object(path: str, *, base_dir: str | None = None, where: str | None =
             sys.path.insert(0, folder)
     try:
         found: Any = importlib.import_module(module_name)
+    except SystemExit as error:  # it would end the program, by 0 as if all were well
+        said = f"importing {module_name} called sys.exit({error.code!r}); put that under if __name__ == '__main__':"
+        raise ConfigError(said, key=where) from error
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             looked = ", ".join(dict.fromkeys(folders))

@@ -124,6 +124,8 @@ class _Parser:
         name = self.match(_NAME)
         if name is None:
             raise self.fail("a component name")
+        if self.take(":"):
+            raise self.fail(f"an object's name, {name[0]}:NAME,")
         args, kwargs = self.read_arguments(depth) if self.take("(") else ((), {})
         return ComponentCall(name[0], args, kwargs)
 

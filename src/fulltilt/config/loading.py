@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from fulltilt.config.hints import describe_type
 from fulltilt.config.leaves import LEAVES
 from fulltilt.config.model import Config
-from fulltilt.config.reading import Grid, build_branch, read_text, read_tree
+from fulltilt.config.reading import Grid, build_branch, raise_problems, read_text, read_tree
 from fulltilt.config.references import resolve_references
-from fulltilt.config.settings import Collector, Setting, collect_overrides, merge, raise_problems, show_value
+from fulltilt.config.settings import Collector, Setting, collect_overrides, merge, show_value
 from fulltilt.errors import ConfigError
 
 MAX_GRID_POINTS = 100_000

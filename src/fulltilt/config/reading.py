@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ def read_text(path: str | Path) -> str:
 
 
 def _suggest(file: Path) -> str:
+    if str(file).isidentifier() and Path(f"{file}.py").is_file():
+        return f"; {file}.py is code: name an object in it, {file}:NAME"
     try:
         names = sorted(p.name for p in file.parent.iterdir() if p.suffix in (".yaml", ".yml"))
     except OSError:
@@ -82,12 +84,22 @@ def _suggest(file: Path) -> str:
     return f"; in that folder: {', '.join(near)}" if near else ""
 
 
+def raise_problems(problems: Sequence[ConfigError]) -> None:
+    """Raise one error that holds all problems, in the order of the file; nothing where there is none."""
+    ordered = sorted({str(p): p for p in problems}.values(), key=lambda p: (p.file == COMMAND_LINE, p.line or 0))
+    if len(ordered) == 1:
+        raise ordered[0]
+    if ordered:
+        message = "\n".join([f"{len(ordered)} problems:", *(f"  {problem}" for problem in ordered)])
+        raise ConfigError(message, problems=ordered)
+
+
 def read_tree(text: str, *, file: str) -> Branch:
     """Parse YAML 1.2 whose root is a mapping, or raise a ConfigError with the line."""
     node = _compose(text, file)
     if node is None:
         raise ConfigError("is empty; a configuration names at least a dataset and a model", file=file)
-    value = _Reader(file).read(node, depth=0, in_flow=False)
+    value = _Reader(file).read_all(node)
     if not isinstance(value, Branch):
         found = "a list" if isinstance(value, list | Grid) else f"the single value {value!r}"
         raise ConfigError(f"holds {found}, expected 'key: value' lines", file=file, line=_line_of(node))
@@ -97,7 +109,7 @@ def read_tree(text: str, *, file: str) -> Branch:
 def read_value(text: str) -> Any:
     """Read one value as YAML writes it: ``1e-4``, ``[64, 128]``, ``sgd(lr=0.1, momentum=0.9)``."""
     node = _compose(text, COMMAND_LINE)
-    return None if node is None else _Reader(COMMAND_LINE).read(node, depth=0, in_flow=False)
+    return None if node is None else _Reader(COMMAND_LINE).read_all(node)
 
 
 def build_branch(values: Mapping[str, Any]) -> Branch:
@@ -149,11 +161,16 @@ class _Reader:
     """Turns nodes into values, and counts them."""
 
     def __init__(self, file: str):
-        self.file, self.n_values = file, 0
+        self.file, self.n_values, self.problems = file, 0, list[ConfigError]()
         self.constructor = YAML(typ="safe", pure=True).constructor
 
     def fail(self, message: str, node: Node) -> ConfigError:
         return ConfigError(message, file=self.file, line=_line_of(node))
+
+    def read_all(self, node: Node) -> Any:
+        value = self.read(node, depth=0, in_flow=False)
+        raise_problems(self.problems)
+        return value
 
     def read(self, node: Node, *, depth: int, in_flow: bool) -> Any:
         self.n_values += 1
@@ -187,7 +204,7 @@ class _Reader:
                 first[key] = key_node, value_node
             elif not is_merged:
                 lines = f"here and in line {_line_of(first[key][0])}"
-                raise self.fail(f"key {key!r} stands {lines}; keep one", key_node)
+                self.problems.append(self.fail(f"key {key!r} stands {lines}; keep one", key_node))
         yield from _rejoin_items([self.read_item(*pair, depth, is_flow) for pair in first.values()])
 
     def read_item(self, key: Node, value: Node, depth: int, is_flow: bool) -> Item:

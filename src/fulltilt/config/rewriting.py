@@ -17,8 +17,8 @@ from fulltilt.config.aliases import FOREIGN_SECTIONS, NOT_BARE, list_bare_names,
 from fulltilt.config.calls import ComponentCall, parse_call
 from fulltilt.config.leaves import LEAVES, SECTIONS
 from fulltilt.config.loading import config_from_values, nest
-from fulltilt.config.reading import Branch, Grid, Item, read_text, read_tree, read_value
-from fulltilt.config.settings import Collector, Setting, agree, raise_problems
+from fulltilt.config.reading import Branch, Grid, Item, raise_problems, read_text, read_tree, read_value
+from fulltilt.config.settings import Collector, Setting, agree
 from fulltilt.errors import ConfigError, StorageError, format_nearest
 from fulltilt.records.run_folder import write_atomic
 

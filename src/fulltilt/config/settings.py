@@ -217,13 +217,3 @@ def show_value(value: Any) -> str:
     plain = list(plain.values) if isinstance(plain, Grid) else plain
     text = format_value(plain) if plain is None or isinstance(plain, bool | ComponentCall) else repr(plain)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def raise_problems(problems: Sequence[ConfigError]) -> None:
-    """Raise one error that holds all problems, in the order of the file; nothing where there is none."""
-    ordered = sorted({str(p): p for p in problems}.values(), key=lambda p: (p.file == COMMAND_LINE, p.line or 0))
-    if len(ordered) == 1:
-        raise ordered[0]
-    if ordered:
-        message = "\n".join([f"{len(ordered)} problems:", *(f"  {problem}" for problem in ordered)])
-        raise ConfigError(message, problems=ordered)

@@ -114,8 +114,9 @@ class ProgressBar:
             return
         first = self._started.first_step if self._started else 0
         here = f", {event.step - first:,} of them since the checkpoint it went on from" if first else ""
+        steps = f"{event.step:,} step{'s' if event.step != 1 else ''}"
         how = event.reason.partition(": ")[0]
-        self._print(f"{how} after {event.step:,} steps{here}, {format_seconds(event.seconds)}")
+        self._print(f"{how} after {steps}{here}, {format_seconds(event.seconds)}")
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

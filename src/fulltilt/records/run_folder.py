@@ -67,6 +67,7 @@ class RunFolder:
         self.path = Path(path)
         self.set_aside: str | None = None
         self._command = command
+        self._is_new = not self.path.exists()
         self._lock = _take_lock(self.path)
         try:
             self.is_resumed = self._claim(fingerprint_parts, command, results, aging)
@@ -77,11 +78,17 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        own = [self.path / name for name in (FINGERPRINT_FILE, LOCK_FILE)]
+        with contextlib.suppress(OSError):
+            if kind is not None and self._is_new and {*self.path.iterdir()} <= {*own}:  # refused: nothing came of it
+                for file in own:
+                    file.unlink(missing_ok=True)
+                self.path.rmdir()
         self.close()
 
     def close(self) -> None:
-        """Release the lock. The lock file stays: removing it would let two processes lock two files."""
+        """Release the lock. Its file stays, as the folder does: others would have to look again (``_take_lock``)."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -266,6 +273,9 @@ def _take_lock(path: Path) -> int:
                         f"{path} is in use by process {holder}; wait for it, or give another folder with --out"
                     ) from None
             time.sleep(0.01)  # a command that looks for its folder holds the lock for a moment, see _is_in_use
+        if not os.fstat(lock).st_nlink:  # who held it was refused, and removed the folder it had made
+            os.close(lock)
+            return _take_lock(path)
         with _storage_errors(path):
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

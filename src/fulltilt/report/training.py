@@ -87,8 +87,8 @@ def read_training(folder: str | Path) -> TrainingRun:
         raise UsageError(f"{folder} holds no {EVENTS_FILE}; name the folder of a training")
     try:
         return _assemble(str(folder), [json.loads(line) for line in read_lines(path)])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is not the event log of a training: {error!r}") from None
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"{path} is not the event log of a training; name the folder of one") from None
 
 
 def is_finished(folder: Path) -> bool:

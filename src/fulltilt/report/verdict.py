@@ -317,8 +317,9 @@ def list_next(document: Document, *, source: str = "") -> list[str]:
 
 
 def _name_missing(document: Document, part: Mapping[str, Any]) -> str:
-    """Name a lever that was not tried; of one that other values were tried of, the value."""
-    values = {repr(row["plan"].get(part["lever"])) for row in document["trials"]}
+    """Name a lever that was not tried; of one that other values were tried of, in a probe too, the value."""
+    ran = [*document["trials"], *(probe for probe in document.get("probes") or () if probe["kind"] != "memory")]
+    values = {repr(row["plan"].get(part["lever"])) for row in ran}
     return f"{part['lever']} {format_value(part['value'])}" if len(values) > 1 else part["lever"]
 
 

@@ -85,6 +85,8 @@ def tune(
     refuse_inside_trial("fulltilt.tune")
     if not sys.platform.startswith("linux"):
         raise UsageError(f"tune runs on Linux and WSL2; this is {sys.platform}")
+    if not isinstance(settings, Mapping | None):
+        raise UsageError(f"settings {settings!r} is no mapping; give keys and values, as {{'data.batch_size': 64}}")
     named = {} if data_path is None else {"data.path": str(Path(data_path).resolve())}
     aim = resolve_target(target, {**(settings or {}), **named})
     options = build_options(

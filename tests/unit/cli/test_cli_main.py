@@ -184,10 +184,11 @@ def test_an_error_of_the_users_code_ends_in_one_line_under_its_trace_and_is_a_do
 
 
 def test_a_full_disk_under_stdout_is_one_line_and_no_trace():
-    with open("/dev/full", "w") as full:  # noqa: PTH123
-        ended = run_python("-m", "fulltilt", "levers", stdout=full)
-    assert ended.returncode == 1
-    assert ended.stderr == "fulltilt levers: No space left on device; make room and run it again\n"
+    for words in ([], ["--json", "-"]):
+        with open("/dev/full", "w") as full:  # noqa: PTH123
+            ended = run_python("-m", "fulltilt", "levers", *words, stdout=full)
+        assert ended.returncode == 1
+        assert ended.stderr == "fulltilt levers: No space left on device; make room and run it again\n"
 
 
 def test_a_terminal_that_closes_ends_a_command_like_sigterm():

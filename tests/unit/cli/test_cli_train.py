@@ -155,8 +155,16 @@ def test_a_loss_that_is_not_finite_is_told_once_and_with_its_step(train_own, cap
 
 
 def test_a_path_that_a_workload_does_not_take_is_refused(train_own, capsys):
+    folder = Path("runs/train/train_own_code_bad")
     assert train_own("bad", "--data-path", ".") == 2
     assert "train_own_code:bad takes no path; make it a function that does" in capsys.readouterr().err
+    assert not folder.exists(), "it was left behind, empty"
+    folder.mkdir()
+    (folder / "fingerprint.json").write_text("{broken")
+    (folder / "checkpoint.pt").touch()
+    assert train_own("bad", "--data-path", ".") == 2
+    assert capsys.readouterr().out == "", "a second folder was said to be its place"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

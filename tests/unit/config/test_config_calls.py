@@ -54,6 +54,7 @@ def test_pipeline_keeps_order():
         ("f(1) g", "nothing more (one call only) at column 6"),
         ("f(1) | g", "a pipeline belongs"),
         ("", "a component name at column 1, found the end"),
+        ("mine:", "an object's name, mine:NAME, at column 6, found the end"),
         ("3(a)", "a component name"),
         ("f([1, 2)", "',' or ']'"),
         ("f('open)", "a value"),

@@ -137,6 +137,13 @@ def test_all_problems_come_in_one_error(write):
     assert error.value.exit_code == 2
 
 
+def test_keys_of_the_top_are_not_said_to_belong_to_a_key_that_holds_none(write):
+    said = fail(write("lr: 1"), ["model.checkpoint=x"])
+    assert (
+        "model.checkpoint: unknown key with the value 'x'; did you mean run.checkpoint_every? valid: benchmark," in said
+    )
+
+
 LEAST_ONE = ("batch_size", "accumulate", "prefetch_factor", "threads")
 ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
@@ -197,6 +204,7 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("device: [0\nlr: 1", "not YAML"),
         ("data: {val_batch_size: ${epochs}}", "quotes around"),
         ("lr: 1\nlr: 2", "stands here and in line 1"),
+        ("lr: 1\nlr: 2\noptim:\n  clip_norm: 1\n  clip_norm: 2\n", "2 problems:"),
         ("lr:\t1\n\tx: 2", "spaces"),
         ("lr: !!python/object/apply:os.system [ls]", "unknown tag !!python/object/apply:os.system"),
         ("lr: !!int abc", "is not int"),
@@ -232,6 +240,12 @@ def test_a_missing_file_and_a_folder_name_their_neighbours(write, tmp_path):
     write("lr: 1", "digits.yaml")
     assert "no such file; in that folder: digits.yaml" in fail(tmp_path / "digit.yaml")
     assert "is a folder; name a file in it; in that folder: digits.yaml" in fail(tmp_path)
+
+
+def test_a_module_without_an_object_is_told_how_one_is_named(write, tmp_path, monkeypatch):
+    write("", "mine.py")
+    monkeypatch.chdir(tmp_path)
+    assert fail("mine") == "mine: no such file; mine.py is code: name an object in it, mine:NAME"
 
 
 def test_overrides_win_and_say_so(write):

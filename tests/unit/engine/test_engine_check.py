@@ -89,6 +89,12 @@ def test_what_would_ruin_a_run_is_named(run, parts, name, verdict, words):
     assert words in item.text
 
 
+def test_of_data_that_are_not_there_no_disk_is_praised(run, tmp_path):
+    name = "data on a local disk"
+    assert run(values={"data": {"path": str(tmp_path)}})[name].text.startswith(f"{tmp_path} lies on ")
+    assert name not in run(values={"data": {"path": str(tmp_path / "gone")}})
+
+
 def test_a_model_that_cannot_be_built_leaves_the_checks_that_need_none(run):
     items = run(model=fail(ValueError("no such width")))
     assert items["build"].verdict == "problem"

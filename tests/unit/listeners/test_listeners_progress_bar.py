@@ -1,5 +1,6 @@
 """ProgressBar: what a person reads, on a terminal and in a log file."""
 
+import dataclasses
 import io
 
 import pytest
@@ -47,6 +48,7 @@ FAILED = RunEnded(reason="failed: StorageError: no space; 3 are kept", step=7, s
         ([started(), steps_done(5), EVALUATED], "val accuracy 0.9125"),
         ([started(), Noted(message="fp16 [needs] a GPU", level="warning")], "warning: fp16 [needs] a GPU"),
         ([started(), FAILED], "failed after 7 steps, 2.0 s"),
+        ([started(), dataclasses.replace(FAILED, step=1)], "failed after 1 step, 2.0 s"),
         ([started(report=("CPU: 2 cores", "batch: 8 × accumulate 4"))], "  batch: 8 × accumulate 4"),
     ],
 )

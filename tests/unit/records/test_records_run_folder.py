@@ -129,6 +129,32 @@ def test_a_command_that_only_looks_for_its_folder_refuses_it_to_nobody(tmp_path,
     assert look.closed
 
 
+def refuse_run(path, act):
+    with open_run(path):
+        act()
+        raise RunFolderError("refused")
+
+
+def test_a_run_that_is_refused_leaves_no_folder_but_one_that_was_there_or_holds_something(tmp_path):
+    (tmp_path / "there").mkdir()
+    for name, act in (("new", int), ("there", int), ("begun", lambda: append_line(tmp_path / "begun" / JOURNAL, "1"))):
+        with pytest.raises(RunFolderError, match="refused"):
+            refuse_run(tmp_path / name, act)
+    assert {path.name for path in tmp_path.iterdir()} == {"there", "begun"}
+
+
+def test_who_waits_for_a_folder_that_goes_locks_the_next_one(tmp_path):
+    """Else two runs would hold it: one the lock file that is gone, one the lock file that is there."""
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(open_run(tmp_path / "run")))
+    with pytest.raises(RunFolderError, match="refused"):
+        refuse_run(tmp_path / "run", lambda: (waiting.start(), time.sleep(0.03)))
+    waiting.join()
+    with pytest.raises(RunFolderError, match="is in use"):
+        open_run(tmp_path / "run")
+    found[0].close()
+
+
 def test_a_killed_holder_leaves_the_folder_free(tmp_path):
     code = (
         "import os, signal\n"

@@ -174,7 +174,8 @@ def test_a_lever_that_ran_with_other_values_than_asked_for_is_named_with_both(tm
         (None, "holds no events.jsonl"),
         ([], "holds no step yet"),
         ([started()], "holds no step yet"),
-        ('{"some": "thing"}\n', "events.jsonl is not the event log of a training"),
+        ('{"some": "thing"}\n', "events.jsonl is not the event log of a training; name the folder of one\n"),
+        ("[]\n", "events.jsonl is not the event log of a training; name the folder of one\n"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path, capsys, log, said):

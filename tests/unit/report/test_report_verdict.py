@@ -247,6 +247,14 @@ def test_the_trainings_of_verify_say_what_was_learned_and_whether_time_was_saved
             build_document(FASTER, advice={"levers": NOT_TRIED}),
             ["not tried: compile, num_workers 8; benchmark.levers in"],
         ),
+        (
+            build_document(
+                FASTER,
+                advice={"levers": [{"lever": "precision", "value": "fp16", "state": "not in the space"}]},
+                probes=[{"kind": "device", "plan": {"precision": "bf16"}}],
+            ),
+            ["not tried: precision fp16; benchmark.levers in"],
+        ),
         (build_document(compare(-7, -9, -5)), []),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from tests.unit.tuner import tuner_cases
@@ -49,6 +50,14 @@ def test_quick_has_a_budget_and_no_deadline_beyond_it():
         ({"batch_sizes": [8, 2.5]}, "2.5"),
         ({"num_workers": [-1]}, "--num-workers -1"),
         ({"steps": True}, "--steps True"),
+        ({"batch_sizes": "32"}, "--batch-sizes '32' cannot be tried; give a list of whole numbers of at"),
+        ({"batch_sizes": []}, r"--batch-sizes \[\] cannot be tried"),
+        ({"num_workers": 2}, "--num-workers 2 cannot be tried; give a list"),
+        ({"budget": math.inf}, "--budget inf is no quantity; give a number, or text with a unit"),
+        ({"budget": math.nan}, "--budget nan is no quantity"),
+        ({"budget": True}, "--budget True is no quantity"),
+        ({"deadline": [5]}, r"--deadline \[5\] is no quantity"),
+        ({"memory_limit": math.inf}, "--memory-limit inf is no quantity"),
         ({"exhaustive": True, "quick": True}, "contradict"),
         ({"lr_rule": "cubic"}, "--lr-rule cubic is unknown; valid: sqrt, linear, none"),
         ({"budget": 0.0}, "--budget 0.0 leaves no time"),

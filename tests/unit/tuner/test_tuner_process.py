@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fulltilt.errors import WorkerDiedError, find_remedy
+from fulltilt.errors import DataError, WorkerDiedError, find_remedy
 from fulltilt.records import TrialRequest, WorkloadSource
 from fulltilt.tuner.trials import measuring, process
 
@@ -64,3 +64,9 @@ def test_a_dead_data_worker_is_explained_wherever_torch_tells_of_it():
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
     with pytest.raises(RuntimeError, match="boom"), measuring.explain_workers():
         raise RuntimeError("boom")
+
+
+def test_a_trial_says_an_error_of_torch_in_the_words_of_train():
+    """A label out of range was "IndexError: Target 7 is out of bounds." in a search, without a remedy."""
+    with pytest.raises(DataError, match=r"a target is 7, .* or mend the targets of the"), measuring.explain_workers():
+        raise IndexError("Target 7 is out of bounds.")

@@ -6,7 +6,7 @@ import pytest
 from tests.simulated_target import Answer, Clock, SimulatedTarget
 from tests.unit.tuner.tuner_cases import MACHINE, OPTIONS, USER, make_question, make_search, search_to_the_end
 
-from fulltilt.errors import NoPlanError, RunFolderError
+from fulltilt.errors import NoPlanError, RunFolderError, UsageError
 from fulltilt.levers import Facts
 from fulltilt.records.run_folder import RunFolder, append_line
 from fulltilt.report.summary import describe_search
@@ -302,7 +302,9 @@ def test_a_search_stops_after_two_plans_that_fail_alike_where_one_is_the_users_o
     made, proof = search_all(
         lambda plan: Answer(
             status="error",
-            reason=f"DataError: sample {plan['batch_size']} cut; copy it again (log: {plan['batch_size']}.log)",
+            reason="DataError: sample {0} cut by step {0}, target is {0}; copy it again (log: {0}.log)".format(
+                plan["batch_size"]
+            ),
         ),
         WIDE, dataclasses.replace(OPTIONS, strategy=strategy), budget_s=budget_s,
     )  # fmt: skip
@@ -454,3 +456,8 @@ def test_another_question_gets_a_folder_of_its_own_and_the_same_one_goes_on_in_i
     monkeypatch.setattr("fulltilt.tuner.tuning.check_workload", lambda question: None)
     with pytest.raises(RunFolderError, match="holds the results of another run"):
         open_folder(7, tmp_path / "runs" / "tune" / "x")
+
+
+def test_settings_that_are_no_mapping_are_refused():
+    with pytest.raises(UsageError, match=r"settings \['a'\] is no mapping; give keys and values"):
+        tune("nowhere:nothing", settings=["a"])

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from fulltilt.config import Config, build_component, check_component, parse_call, parse_pipeline
 from fulltilt.config.binding import find_target
-from fulltilt.config.settings import raise_problems
+from fulltilt.config.reading import raise_problems
 from fulltilt.data import DATASETS, TRANSFORMS, build_pipeline
 from fulltilt.data.transforms.mixing import MIXES
 from fulltilt.engine.build.optimizers import OPTIMIZERS

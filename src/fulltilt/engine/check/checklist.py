@@ -85,7 +85,7 @@ def run_checks(
             session = _open_session(config, device, stack)
         except Exception as error:  # boundary to the user's own model and data: whatever it raises is a finding
             items += _list_problems("build", error)
-            return [*items, _check_data_path(config), _check_checkpoints(config)]
+            return [*items, *_check_data_path(config), _check_checkpoints(config)]
         run = session.run
         items += [*_check_build(run), *_check_ranks(run, n_ranks)]
         forecast = [] if memory_limit_bytes is None else [_check_memory_limit(run, memory_limit_bytes, n_ranks)]
@@ -94,7 +94,7 @@ def run_checks(
         items += _check_one_step(session, n_ranks, memory_limit_bytes) if fits else []
         items.append(_check_validation(session, evaluates=fits))
         items += [_check_workers(run, n_ranks), check_host_memory(run, n_ranks)]
-        items += [_check_data_path(config), _check_checkpoints(config), _check_disk(run, config, out_dir)]
+        items += [*_check_data_path(config), _check_checkpoints(config), _check_disk(run, config, out_dir)]
     return items
 
 
@@ -344,15 +344,19 @@ def check_host_memory(run: Run, n_ranks: int = 1) -> CheckItem:
     return CheckItem("host memory", "problem" if problem else "ok", problem or budget.describe())
 
 
-def _check_data_path(config: Config) -> CheckItem:
+def _check_data_path(config: Config) -> list[CheckItem]:
+    """Say on which file system the data lies; a place that is not there is the data set's to judge."""
     name = "data on a local disk"
     if not config.data.path:
-        return CheckItem(name, "ok", "no data.path: the dataset knows its place")
-    filesystem = read_filesystem(Path(config.base_dir) / config.data.path)
+        return [CheckItem(name, "ok", "no data.path: the dataset knows its place")]
+    path = Path(config.base_dir) / config.data.path
+    if not os.path.exists(path):
+        return []
+    filesystem = read_filesystem(path)
     text = f"{config.data.path} lies on {filesystem.type or 'an unknown file system'}"
     if filesystem.is_network:
-        return CheckItem(name, "note", f"{text}, over the network: copy it to a local disk first")
-    return CheckItem(name, "ok", text)
+        return [CheckItem(name, "note", f"{text}, over the network: copy it to a local disk first")]
+    return [CheckItem(name, "ok", text)]
 
 
 def _check_checkpoints(config: Config) -> CheckItem:

@@ -28,8 +28,8 @@ N_SHOWN = 5
 def suggest_stability(precision: object) -> str:
     """Say what makes losses finite again, beside what is in force."""
     if precision in ("fp16", "auto"):
-        return "Lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
-    return "Lower optim.lr, or set optim.clip_norm"
+        return "lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
+    return "lower optim.lr, or set optim.clip_norm"
 
 
 def find_bad_step(losses: Sequence[float], *, last_step: int) -> int | None:

@@ -215,6 +215,6 @@ def _build_non_finite_error(s: Session, loss: float, interval: OpenInterval) -> 
         stored = f"{save_bad_batch(s, step=step, loss=losses[step - interval.step - 1])}; "
     return NonFiniteLossError(
         f"the loss is {loss} in {where} (learning rate {interval.lr:.3g}, precision {precision}); "
-        f"{stored}{describe_saved(s)}. {suggest_stability(precision)}",
+        f"{stored}{describe_saved(s)}; {suggest_stability(precision)}",
         step=step,
     )

@@ -120,9 +120,14 @@ def _explain(s: Session, error: Exception) -> FulltiltError | None:
         return None
     if is_out_of_memory(error):
         return DeviceMemoryError(describe_hopeless(s, error))
+    return explain_error(error, s.run.device.type)
+
+
+def explain_error(error: Exception, device: str = "this device") -> FulltiltError | None:
+    """Put an error of torch or of the data in the user's terms, as training and trials do; None for any other."""
     if found := _NOT_DETERMINISTIC.match(str(error)):
         return UsageError(
-            f"{found['operator']} has no form on {s.run.device.type} that repeats bit for bit, and run.deterministic "
+            f"{found['operator']} has no form on {device} that repeats bit for bit, and run.deterministic "
             "asks for one; set run.deterministic to false, or leave that operator out of the model"
         )
     if isinstance(error, IndexError) and (found := _NO_SUCH_CLASS.match(str(error))):

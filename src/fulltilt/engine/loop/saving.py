@@ -119,4 +119,4 @@ def _check_weights(s: Session) -> None:
         return
     if s.progress.step_in_epoch:
         problem = f"{problem}; {save_bad_batch(s, step=s.progress.step, loss=math.nan)}"
-    raise NonFiniteLossError(f"{problem}. {suggest_stability(s.run.plan['precision'])}")
+    raise NonFiniteLossError(f"{problem}; {suggest_stability(s.run.plan['precision'])}")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fulltilt.engine.build.run import Run
+from fulltilt.engine.loop.bad_batch import suggest_stability
 from fulltilt.engine.measured.endless_steps import EndlessSteps
 from fulltilt.engine.measured.rehearsal import Part, Rehearsal
 from fulltilt.engine.step.phase_sample import join_timers
@@ -79,7 +80,7 @@ def run_measured(
     seen: dict[str, Any] = {}
 
     def check_first(outcome: StepOutcome) -> None:
-        seen["first_loss"] = read_loss(world.sum(outcome.loss.clone()), 1)
+        seen["first_loss"] = read_loss(world.sum(outcome.loss.clone()), 1, run)
         seen["observed"] = check_observed(run)
 
     def follow(block: Block) -> None:
@@ -101,7 +102,7 @@ def run_measured(
         peaks: dict[Part, MemoryPeaks] = {"steps": memory.stop()}
         mean = utilization.stop()
     assert steps.last_loss is not None
-    seen["last_loss"] = read_loss(world.sum(steps.last_loss.clone()), steps.n_done)
+    seen["last_loss"] = read_loss(world.sum(steps.last_loss.clone()), steps.n_done, run)
     flops = measure_flops(run, steps.take_batch())
     peaks |= rehearsal.play(steps, memory, on_part)
     seen["notes"] = (*rehearsal.notes, *find_reports(run.plan, run.setup))
@@ -190,12 +191,11 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
     return flops.total / count_samples(small), flops.coverage_pct, None
 
 
-def read_loss(loss: Tensor, step: int) -> float:
+def read_loss(loss: Tensor, step: int, run: Run) -> float:
+    """Read the loss of the last of ``step`` steps; one that is no number may have begun in an earlier one."""
     value = float(loss)
     if not math.isfinite(value):
-        raise NonFiniteLossError(
-            f"the loss is {value} at step {step}; use a smaller learning rate, clip_norm, or precision bf16 or fp32"
-        )
+        raise NonFiniteLossError(f"the loss is {value} by step {step}; {suggest_stability(run.plan['precision'])}")
     return value
 
 

@@ -92,7 +92,7 @@ class BlockRunner:
             self._step_s = max(seconds - stalled_s, 0.0) / n_plain or seconds / n_plain
             self._sample_s = seconds / (n_samples - len(begins_s) * self._n_full)
         assert self._steps.last_loss is not None
-        read_loss(self._steps.last_loss, self._steps.n_done)
+        read_loss(self._steps.last_loss, self._steps.n_done, self._run)
         return Block(n_samples=n_samples, seconds=self._bill(n_samples), stalled_s=stalled_s)
 
     def _bill(self, n_samples: int) -> float:

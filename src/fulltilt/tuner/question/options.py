@@ -1,6 +1,8 @@
 """Parse and check the flags of a search, and derive limits from them and the machine."""
 
 import dataclasses
+import math
+import numbers
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -114,15 +116,19 @@ def build_options(
 
 
 def _check_values(flag: str, values: Sequence[int] | None, *, smallest: int) -> None:
+    if values is not None and (isinstance(values, str) or not isinstance(values, Sequence) or not values):
+        raise UsageError(f"{flag} {values!r} cannot be tried; give a list of whole numbers of at least {smallest}")
     for value in values or ():
         if isinstance(value, bool) or not isinstance(value, int) or value < smallest:
             raise UsageError(f"{flag} {value!r} cannot be tried; give whole numbers of at least {smallest}")
 
 
 def _parse(flag: str, value: Any, parse: Callable[[str], Any]) -> Any:
-    """Parse a quantity that was given as text; return anything else as it is."""
-    if not isinstance(value, str):
+    """Parse a quantity that was given as text; return a number as it is."""
+    if value is None or (isinstance(value, numbers.Real) and value is not True and math.isfinite(value)):
         return value
+    if not isinstance(value, str):
+        raise UsageError(f"{flag} {value!r} is no quantity; give a number, or text with a unit")
     try:
         return parse(value)
     except ConfigError as error:

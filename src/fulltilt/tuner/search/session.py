@@ -111,14 +111,15 @@ class Session:
         """Rows of one error that several plans met while nothing of their kind ran; else none.
 
         Nothing further is begun then. Out of memory and a deadline are no such errors: another plan may well fit.
-        Neither are estimates on fake tensors, which cannot run every model. Which sample it was is no part of an error.
+        Neither are estimates on fake tensors, which cannot run every model. Which sample, step or target it was is
+        no part of an error.
         """
         rows = [*self.rows, *self.probes]
         alike: dict[str, list[Trial]] = {}
         for row in rows:
             if row.status == "error" and row.kind != "memory":
                 words = (row.reason or "").partition(" (log: ")[0]  # each trial has a log of its own
-                alike.setdefault(re.sub(r"sample \d+", "sample", words), []).append(row)
+                alike.setdefault(re.sub(r"(sample|step|target is) \d+", r"\1", words), []).append(row)
         for failed in alike.values():
             kinds = {WHOLE_RUN, *(row.kind for row in failed)}
             has_run = any(row.status == "ok" and row.kind in kinds for row in rows)

@@ -58,13 +58,13 @@ def report_parts_of(measure: Measure, answer: Answer) -> Measure:
 
 @contextlib.contextmanager
 def explain_workers() -> Iterator[None]:
-    """Explain what the loader raised; torch tells of a dead worker by a signal, wherever the main thread is then."""
-    from fulltilt.data import explain_loader_error
+    """Explain what ended a run as ``train`` does; torch tells of a dead worker by a signal, wherever the thread is."""
+    from fulltilt.engine.loop.endings import explain_error
 
     try:
         yield
-    except Exception as error:  # the boundary to the data set's code: say where it failed
-        explained = explain_loader_error(error)
+    except Exception as error:  # the boundary to the user's code: say where it failed
+        explained = explain_error(error)
         if explained is None or explained is error:
             raise
         raise explained from error
