@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import contextlib
 import errno
 import importlib
 import io
@@ -127,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def run_command(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; argparse's own exits pass through as SystemExit."""
+    _open_closed_streams()
     command = next((word for word in argv if not word.startswith("-")), None)
     args = build_parser(*([command] if command else [])).parse_args(argv)
     args.argv = argv
@@ -147,7 +149,9 @@ def run_command(argv: Sequence[str]) -> int:
         _shared.SPEECH.is_quiet = args.quiet
         if getattr(args, "json", None) and (obstacle := args.json.find_obstacle()):  # said before the work, not after
             raise UsageError(f"--json {args.json}: {obstacle}")
-        code = args.run(args)
+        is_document = getattr(args, "json", None) == "-"
+        with contextlib.redirect_stdout(sys.stderr) if is_document else contextlib.nullcontext():  # the user's code
+            code = args.run(args)  # may print
         sys.stdout.flush()  # while an error of it can still be told
         return code
     except FulltiltError as error:
@@ -208,6 +212,13 @@ def _find_json(words: Sequence[str]) -> str | None:
 def _is_no_list_value(word: str) -> bool:
     """Return whether a word is an override, a YAML file or ``module:object``, which no list has as a value."""
     return "=" in word or ":" in word or word.endswith((".yaml", ".yml"))
+
+
+def _open_closed_streams() -> None:
+    """Lead a standard stream that was closed nowhere: a file of the work would get its number, and be written to."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def _write_plain_signs() -> None:

@@ -35,6 +35,9 @@ class JsonDestination(str):
 
     is_written = False
 
+    def __init__(self, place: str):
+        self.stdout = sys.stdout  # while a command runs, what it prints goes to stderr
+
     def find_obstacle(self) -> str | None:
         """Return why no document can be written there, with the remedy; None where one can."""
         if self != "-" and Path(self).is_dir():
@@ -243,9 +246,10 @@ def write_json(destination: str | None, document: object) -> None:
     text = document if isinstance(document, str) else dumps(document, indent=1)
     text = text if text.endswith("\n") else text + "\n"
     if destination == "-":
-        sys.stdout.flush()
-        sys.stdout.buffer.write(text.encode(errors="backslashreplace"))  # JSON is UTF-8, whatever the terminal takes
-        sys.stdout.buffer.flush()
+        stdout = destination.stdout if isinstance(destination, JsonDestination) else sys.stdout
+        stdout.flush()
+        stdout.buffer.write(text.encode(errors="backslashreplace"))  # JSON is UTF-8, whatever the terminal takes
+        stdout.buffer.flush()
     else:
         write_atomic(Path(destination), text)
     if isinstance(destination, JsonDestination):

@@ -254,8 +254,20 @@ def hold_folder(path: str | Path) -> Iterator[None]:
         os.close(lock)
 
 
+def find_folder_obstacle(path: Path) -> str | None:
+    """Say why there can be no folder at ``path``; None where there can be, as far as is known without making it."""
+    there = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not there.is_dir():
+        return f"{there} is no folder, and one is needed; give another place with --out"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"{there} cannot be written ({os.strerror(errno.EACCES)}); give another place with --out"
+    return None
+
+
 def _take_lock(path: Path) -> int:
     """Lock the folder → the descriptor of the lock file, which holds the lock until it is closed."""
+    if obstacle := find_folder_obstacle(path):
+        raise StorageError(obstacle)
     with _storage_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

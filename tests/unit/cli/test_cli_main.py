@@ -183,6 +183,22 @@ def test_an_error_of_the_users_code_ends_in_one_line_under_its_trace_and_is_a_do
     assert (error["error"], error["remedy"]) == ("ValueError: my shape is wrong; use 3", None)
 
 
+def test_what_the_users_code_prints_is_no_part_of_the_document(tmp_path, capsys):
+    code = "print('hello from the import')\nfrom torch import nn\ndef build():\n    return nn.Flatten()\n"
+    (tmp_path / "chatty_model.py").write_text(code)
+    (tmp_path / "a.yaml").write_text("model: chatty_model:build\ndata: {dataset: digits}\nrun: {device: cpu}\n")
+    run_words("check", "a.yaml", "--json", "-")
+    said = capsys.readouterr()
+    assert json.loads(said.out)["items"]
+    assert "hello from the import" in said.err
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_closed_streams_end_no_command(closed):
+    ended = subprocess.run(["bash", "-c", f'"$0" -m fulltilt levers threads {closed}', sys.executable])
+    assert ended.returncode == 0
+
+
 def test_a_full_disk_under_stdout_is_one_line_and_no_trace():
     for words in ([], ["--json", "-"]):
         with open("/dev/full", "w") as full:  # noqa: PTH123

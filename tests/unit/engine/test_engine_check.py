@@ -17,7 +17,9 @@ from fulltilt.config import config_from_values
 from fulltilt.engine.build import assemble
 from fulltilt.engine.check import checklist as checks
 from fulltilt.engine.check.checklist import describe_error, run_checks
+from fulltilt.errors import StorageError
 from fulltilt.hardware import NvmlDevice, NvmlProcess
+from fulltilt.records.run_folder import RunFolder
 
 GIB = 2**30
 
@@ -224,6 +226,17 @@ def test_the_disk_needs_three_times_the_state_of_model_and_optimizer(run):
     parts = {"model": lambda: nn.Linear(4, 2**18), "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1)}
     items = run(**parts)
     assert items["disk"].text.startswith("checkpoints and logs need about 15 MiB in ")
+
+
+@pytest.mark.parametrize("target", [None, "gone"])
+def test_a_place_that_can_be_no_folder_is_refused_in_the_words_of_train(run, tmp_path, target):
+    place = tmp_path / "runs"
+    place.write_text("") if target is None else place.symlink_to(target)
+    with pytest.raises(StorageError) as refused:
+        RunFolder(place, fingerprint_parts={}, command="train", results=[])
+    item = run()["disk"]
+    assert (item.verdict, item.text) == ("problem", str(refused.value))
+    assert item.text == f"{place} is no folder, and one is needed; give another place with --out"
 
 
 def test_a_step_within_the_memory_limit_is_told_as_an_estimate_and_taken(run):

@@ -41,6 +41,7 @@ from fulltilt.measure import FakePeak, MemoryMeter, NullTimer, estimate_memory
 from fulltilt.measure.nested import count_samples, slice_samples
 from fulltilt.measure.utilization import find_device_index
 from fulltilt.records import format_bytes, format_gib
+from fulltilt.records.run_folder import find_folder_obstacle
 
 Verdict = Literal["ok", "note", "problem"]
 MEMORY_NOTE_PCT = 80.0
@@ -369,6 +370,8 @@ def _check_checkpoints(config: Config) -> CheckItem:
 
 def _check_disk(run: Run, config: Config, out_dir: Path) -> CheckItem:
     """Tell the room for checkpoints (two kept, one being written), and what earlier runs left there."""
+    if obstacle := find_folder_obstacle(out_dir):
+        return CheckItem("disk", "problem", obstacle)
     state = [run.setup.model.state_dict(), run.setup.optimizer.state_dict()]
     need = 3 * count_bytes(state) if config.run.checkpoint_every else 0
     free = read_filesystem(out_dir).free_bytes
