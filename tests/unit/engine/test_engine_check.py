@@ -55,6 +55,13 @@ def test_what_works_has_no_problem_and_says_what_one_step_took(run):
     assert "GiB" in items["memory"].text
 
 
+def test_a_metric_that_is_the_mean_of_the_batch_is_a_problem(run):
+    metrics = {"acc": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()}
+    item = run(validation=build_data, metrics=metrics)["validation"]
+    said = "metric acc returned a tensor of shape (); it must return one value a sample, (B,): leave out .mean()"
+    assert (item.verdict, item.text) == ("problem", said)
+
+
 def test_every_note_of_the_build_is_an_item_of_its_own(monkeypatch, tmp_path):
     given = {"model": lambda: nn.Linear(4, 2), "dataset": build_data, "loss": nn.CrossEntropyLoss()}
     workload = Workload(**given, explain=lambda batch_size, accumulate: ["a first note", "a second note"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fulltilt.engine.loop.progress import N_HELD, LossMeter
+from fulltilt.errors import UsageError
 
 CPU = torch.device("cpu")
 
@@ -65,11 +66,37 @@ def test_a_step_that_is_dropped_is_in_no_sum_and_after_take_nothing_is_left():
 
 def test_a_metric_of_any_shape_and_precision_is_summed():
     meter = LossMeter(CPU, {"pixels": lambda outputs, targets: outputs})
-    for values in (torch.ones(2, 3), torch.ones(()), torch.ones(2, 3), torch.ones(1001, dtype=torch.bfloat16)):
+    for values in (torch.ones(1001, dtype=torch.bfloat16), torch.ones(2, 3), torch.ones(()), torch.ones(2, 3)):
         meter.observe(values, None)
     meter.add(torch.zeros(()), 2)
     reading = meter.take()
     assert (reading.n_steps, reading.read_sums()["pixels"]) == (1, 13 + 1001)  # bfloat16 has no 1001
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (
+            lambda outputs, targets: is_above(outputs, targets).float().mean(),
+            "a tensor of shape (); *: leave out .mean()",
+        ),
+        (lambda outputs, targets: square(outputs, targets).mean().item(), "float; *: leave out .mean()"),
+        (
+            lambda outputs, targets: torch.ones(3, 7),
+            "a tensor of shape (3, 7); *: average within each, by .flatten(1).mean(1)",
+        ),
+    ],
+)
+def test_what_is_no_value_a_sample_is_refused(metric, said):
+    with pytest.raises(UsageError) as caught:
+        LossMeter(CPU, {"fine": square, "acc": metric}).observe(*build_batches(1)[0])
+    assert str(caught.value) == "metric acc returned " + said.replace("*", "it must return one value a sample, (B,)")
+
+
+def test_a_column_is_one_value_a_sample_and_so_is_the_mean_over_one_sample():
+    for metric, n_samples in ((lambda outputs, targets: square(outputs, targets)[:, None], 3), (torch.dist, 1)):
+        reading = feed(LossMeter(CPU, {"square": metric}), build_batches(1, n_samples=n_samples)).take()
+        assert reading.read_sums()["square"] > 0
 
 
 def test_figures_in_memory_that_the_next_step_overwrites_are_kept():

@@ -19,7 +19,7 @@ from fulltilt.engine.measured import rehearsal
 from fulltilt.engine.measured.measurement import run_measured
 from fulltilt.engine.measured.probes import run_device_probe, run_memory_probe
 from fulltilt.engine.measured.rehearsal import MAX_LOOKS, find_largest_samples
-from fulltilt.errors import DeviceMemoryError, NonFiniteLossError
+from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, UsageError
 
 
 class Words(Dataset):
@@ -182,6 +182,11 @@ def refuse(words):
 def test_out_of_memory_in_a_part_ends_the_trial_and_names_the_part(parts, words):
     with pytest.raises(DeviceMemoryError, match=f"in the part 'evaluation' .*{words}"):
         measure(build(**parts))
+
+
+def test_a_metric_that_train_would_refuse_ends_the_trial():
+    with pytest.raises(UsageError, match=r"metric acc returned float; it must return one value a sample, \(B,\)"):
+        measure(build(metrics={"acc": lambda outputs, targets: outputs.mean().item()}))
 
 
 COSINE, STREAM = {"optim__schedule": "cosine"}, {"dataset": PointStream}

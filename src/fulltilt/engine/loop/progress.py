@@ -3,7 +3,7 @@
 import dataclasses
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fulltilt.engine.ranks.world import ALONE, World
 from fulltilt.engine.step.train_step import StepOutcome
+from fulltilt.errors import UsageError
+from fulltilt.measure.nested import list_tensors
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -93,6 +95,7 @@ class LossMeter:
         self._metrics = dict(metrics or {})
         self._names = ("loss", *self._metrics)
         self._loss_keeper, self._keepers = Keeper(), [Keeper() for _ in self._metrics]
+        self._has_looked = False
         self._start()
 
     @property
@@ -112,9 +115,14 @@ class LossMeter:
             self._sum_held()
 
     def observe(self, outputs: Any, targets: Any) -> None:
-        """Compute the metrics of a micro-batch of the step under way."""
-        pairs = zip(self._keepers, self._metrics.values(), strict=True)
-        self._observed.append([keeper.keep(metric(outputs, targets)) for keeper, metric in pairs])
+        """Compute the metrics of a micro-batch of the step under way; those of the first one are looked at."""
+        values = [metric(outputs, targets) for metric in self._metrics.values()]
+        if not self._has_looked:
+            self._has_looked = True
+            sizes = [len(tensor) for tensor in list_tensors((targets, outputs)) if tensor.dim()]
+            for name, value in zip(self._metrics, values, strict=True):
+                _check_values(name, value, sizes)
+        self._observed.append([keeper.keep(value) for keeper, value in zip(self._keepers, values, strict=True)])
 
     def bring_back(self) -> None:
         """Undo what was observed since the last ``add``: of a step that is dropped."""
@@ -170,6 +178,16 @@ class LossMeter:
         self._metric_sums = [torch.zeros((), device=self._device) for _ in self._metrics]
         self._observed: list[list[Tensor]] = []  # a micro-batch's values each, metric by metric
         self._n_whole = 0  # of those; the others are of a step that is under way
+
+
+def _check_values(name: str, values: Any, sizes: Sequence[int]) -> None:
+    """Refuse a mean over the batch, or values of parts of a sample: summed over samples they are no mean of those."""
+    is_tensor = isinstance(values, Tensor)
+    if is_tensor and (values.dim() == 1 or not sizes or values.numel() in sizes):
+        return
+    what = f"a tensor of shape {tuple(values.shape)}" if is_tensor else type(values).__name__
+    remedy = "average within each, by .flatten(1).mean(1)" if is_tensor and values.dim() else "leave out .mean()"
+    raise UsageError(f"metric {name} returned {what}; it must return one value a sample, (B,): {remedy}")
 
 
 class Reading:

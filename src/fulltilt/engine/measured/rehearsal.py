@@ -6,7 +6,8 @@
     checkpoint        one, as ``train`` saves it, into a folder that is removed
 
 Nothing here is timed or counted in the rate. Each part runs the code that ``train`` runs. What runs out of memory ends
-the trial; whatever else goes wrong is a note, since the figures of the steps are true all the same.
+the trial, and so does what ``train`` refuses (a metric that gives no value a sample); whatever else goes wrong is a
+note, since the figures of the steps are true all the same.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ from fulltilt.engine.loop.limits import read_limits
 from fulltilt.engine.loop.saving import collect_checkpoint, save_session
 from fulltilt.engine.loop.session import Session, build_session
 from fulltilt.engine.measured.endless_steps import EndlessSteps
-from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, StorageError, WorkerDiedError
+from fulltilt.errors import DeviceMemoryError, NonFiniteLossError, StorageError, UsageError, WorkerDiedError
 from fulltilt.measure import MemoryMeter, MemoryPeaks
 from fulltilt.records import format_bytes
 
@@ -90,6 +91,7 @@ class Rehearsal:
         Raises:
             DeviceMemoryError: memory ran out; says in which part.
             NonFiniteLossError: a weight is not finite, which ``train`` would not save.
+            UsageError: ``train`` would refuse it too.
             WorkerDiedError: a data worker died.
         """
         peaks: dict[Part, MemoryPeaks] = {}
@@ -171,7 +173,7 @@ class Rehearsal:
         """Let through what ends a trial, in words that name the part; note everything else."""
         try:
             yield
-        except (NonFiniteLossError, WorkerDiedError):
+        except (NonFiniteLossError, UsageError, WorkerDiedError):
             raise
         except Exception as error:  # the boundary to the user's data, model and disk, in parts that are not timed
             first_line = read_first_line(error)
