@@ -16,9 +16,13 @@ A message says the fact, the values and the remedy: ``batch_size 512 is larger t
 use batch_size 360 or less``.
 """
 
+import contextlib
 import difflib
+import os
 import re
+import traceback
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 _CONTROL_CODES = re.compile(
@@ -28,6 +32,9 @@ _CONTROL_CODES = re.compile(
 )
 
 _LOG = re.compile(r" \(log: [^()]*\)$")
+LIBRARIES = ("<frozen ", "<eval_with_key", "site-packages", "dist-packages")
+LIBRARIES += tuple(str(Path(file).parent) for file in (os.__file__, __file__))
+"""What the paths of files hold that are no code of the user's."""
 
 
 class FulltiltError(Exception):
@@ -170,6 +177,48 @@ def find_remedy(message: str) -> str | None:
     """Return the remedy at the end of a message, without the log it names; None where there is none."""
     _, found, remedy = _LOG.sub("", message.strip()).rpartition("; ")
     return remedy if found else None
+
+
+def find_place(error: BaseException) -> str | None:
+    """Find the user's line that an error passed last, ``my_module.py:4 in step``; None where it is fulltilt's own."""
+    frames = traceback.walk_tb(None if isinstance(error, FulltiltError) else error.__traceback__)
+    lines = [(frame.f_code, line) for frame, line in frames]
+    users = [each for each in lines if not any(part in each[0].co_filename for part in LIBRARIES)]
+    if not users:
+        return None
+    code, line = users[-1]
+    file = code.co_filename
+    with contextlib.suppress(OSError):  # the current folder is gone
+        file = file.removeprefix(f"{Path.cwd()}{os.sep}")
+    return f"{file}:{line} {'as it was imported' if code.co_name == '<module>' else f'in {code.co_name}'}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Describe an error: ours by its message, others by the user's line, their class and their message."""
+    if isinstance(error, FulltiltError):
+        return str(error)
+    said = (find_place(error), type(error).__name__, str(error).strip() or "no message")
+    return strip_control_codes(": ".join(part for part in said if part))
+
+
+def keep_traceback(error: BaseException, path: Path | None = None) -> str:
+    """Write the whole traceback into a file, or a temporary one, and return `` (log: FILE)``; "" on a full disk."""
+    try:
+        if path is None:
+            import tempfile  # 8 ms, which every command would wait for
+
+            handle, name = tempfile.mkstemp(prefix="fulltilt-", suffix="-traceback.log")
+            os.close(handle)
+            path = Path(name)
+        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return f" (log: {path})"
+
+
+def find_log(error: BaseException) -> str:
+    """Return what ``keep_traceback`` returned, where it was noted at the error; "" where it was not."""
+    return next((note for note in getattr(error, "__notes__", ()) if note.startswith(" (log: ")), "")
 
 
 def format_nearest(unknown: str, valid: Iterable[str]) -> str:

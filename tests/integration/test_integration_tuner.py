@@ -211,7 +211,7 @@ def test_a_search_for_several_devices_measures_whole_runs_on_all_of_them(project
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("broken", "ValueError: this model cannot do forward"),
+        ("broken", r"\.py:\d+ in forward: ValueError: this model cannot do forward"),
         pytest.param("diverging", "NonFiniteLossError", marks=pytest.mark.slow),
     ],
 )

@@ -22,7 +22,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fulltilt._version import __version__
 from fulltilt.cli._signals import Terminated, unwind_on_signals
-from fulltilt.errors import FulltiltError, StorageError, UsageError, find_remedy, strip_control_codes
+from fulltilt.errors import (
+    FulltiltError,
+    StorageError,
+    UsageError,
+    describe_error,
+    find_log,
+    find_place,
+    find_remedy,
+    keep_traceback,
+    strip_control_codes,
+)
 
 if TYPE_CHECKING:
     from fulltilt.cli._shared import JsonDestination
@@ -164,21 +174,23 @@ def run_command(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_BROKEN_PIPE
-    except Exception as error:  # process boundary: most come from the user's own model or data, so the trace stays
+    except Exception as error:  # process boundary: of the user's own code the trace is a file, of ours it is told
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = "make room and run it again"
             _end(args, f"{error.strerror}; {remedy}", 1, remedy=remedy)
             _drop_stdout()
             return 1
-        traceback.print_exc()
-        return _end(args, f"{type(error).__name__}: {error}", 1)
+        log = find_place(error) and (find_log(error) or keep_traceback(error))
+        if not log:
+            traceback.print_exc()
+        return _end(args, describe_error(error), 1, log=log or "")
     finally:
         _shared.SPEECH.is_quiet = False
 
 
-def _end(args: argparse.Namespace, message: str, code: int, *, remedy: str | None = None) -> int:
+def _end(args: argparse.Namespace, message: str, code: int, *, remedy: str | None = None, log: str = "") -> int:
     """Say why there is no result, on stderr and where ``--json`` leads unless the result is there already."""
-    print(f"fulltilt {args.command}: {message}", file=sys.stderr)
+    print(f"fulltilt {args.command}: {message}{log}", file=sys.stderr)
     destination = getattr(args, "json", None)
     if destination:
         _write_error(destination, args.command, message, code, remedy=remedy)

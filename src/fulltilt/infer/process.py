@@ -85,6 +85,7 @@ def build_error(failure: Mapping[str, str], exit_code: int, log_path: Path, n_oo
         exception_type=failure.get("exception_type"),
         exception_types=types,
         message=message.partition("\n")[0],
+        place=failure.get("place", ""),
         stderr_tail=log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:],
         host_oom_kills=n_oom_kills,
     )

@@ -62,6 +62,7 @@ class Evidence:
     exception_type: str | None = None  # class name sent by the process itself
     exception_types: tuple[str, ...] = ()  # with its base classes, and those of what it was raised from
     message: str = ""
+    place: str = ""  # the user's line that raised it, where there is one
     stderr_tail: str = ""
     memory_watchdog: str | None = None  # what the watchdog saw when it ended the process
     deadline: str | None = None  # which deadline passed when it was ended
@@ -85,8 +86,9 @@ def _classify(e: Evidence) -> tuple[Status, str | None]:
     if e.exception_type == HUNG_TYPE:  # it was ended for that, as by a deadline from outside
         return "timeout", e.message.strip()
     if e.exception_type or e.message.strip():
-        said = ": ".join(part for part in (e.exception_type, e.message.strip()) if part)
-        return ("out_of_memory" if _is_out_of_memory(e) else "error"), said
+        is_memory = _is_out_of_memory(e)
+        parts = ("" if is_memory else e.place, e.exception_type, e.message.strip())
+        return ("out_of_memory" if is_memory else "error"), ": ".join(part for part in parts if part)
     if e.exit_code == -signal.SIGKILL and e.host_oom_kills > 0:
         return "out_of_memory", "killed by the kernel's out-of-memory killer"
     words = _read_last_words(e.stderr_tail)

@@ -172,15 +172,37 @@ def test_overrides_may_stand_anywhere(words, expected):
     assert {name: getattr(args, name) for name in expected} == expected
 
 
-def test_an_error_of_the_users_code_ends_in_one_line_under_its_trace_and_is_a_document(tmp_path, capsys):
-    (tmp_path / "broken_model.py").write_text("def build():\n    raise ValueError('my shape is wrong; use 3')\n")
+@pytest.mark.parametrize(
+    ("code", "place"),
+    [
+        ("def build():\n    raise ValueError('my shape is wrong; use 3')\n", "broken_model.py:2 in build"),
+        ("\n\nraise ValueError('my shape is wrong; use 3')\n", "broken_model.py:3 as it was imported"),
+    ],
+)
+def test_an_error_of_the_users_code_is_one_line_with_its_place_and_a_document(
+    tmp_path, monkeypatch, capsys, own_tmpdir, code, place
+):
+    """It was up to 57 lines of traceback, most of them fulltilt's own."""
+    (tmp_path / "broken_model.py").write_text(code)
+    monkeypatch.delitem(sys.modules, "broken_model", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "a.yaml").write_text("model: broken_model:build\ndata: {dataset: digits}\nrun: {device: cpu}\n")
     assert run_words("train", "a.yaml", "--json", "-") == 1
-    said = capsys.readouterr()
-    assert said.err.splitlines()[-1] == "fulltilt train: ValueError: my shape is wrong; use 3"
-    assert "broken_model.py" in said.err
+    said, words = capsys.readouterr(), f"{place}: ValueError: my shape is wrong; use 3"
+    line, _, log = said.err.partition(" (log: ")
+    assert line == f"fulltilt train: {words}"
+    assert "raise ValueError(" in Path(log.removesuffix(")\n")).read_text()
     error = read_error(said.out)
-    assert (error["error"], error["remedy"]) == ("ValueError: my shape is wrong; use 3", None)
+    assert (error["error"], error["remedy"]) == (words, None)
+
+
+def test_an_error_of_fulltilt_itself_keeps_its_trace(monkeypatch, capsys, own_tmpdir):
+    monkeypatch.setattr("fulltilt.cli.levers.FIELDS", ("name", "colour"))
+    assert run_words("levers", "--json", "levers.json") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.splitlines()[-1] == "fulltilt levers: AttributeError: 'Lever' object has no attribute 'colour'"
+    assert list(own_tmpdir.iterdir()) == []
 
 
 def test_what_the_users_code_prints_is_no_part_of_the_document(tmp_path, capsys):

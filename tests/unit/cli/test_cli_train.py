@@ -119,8 +119,13 @@ class Loss(nn.CrossEntropyLoss):
         self.n_seen += 1
         return super().forward(outputs, targets) / (0 if self.n_seen == 2 else 1)
 
-def build(dataset, loss): return fulltilt.Workload(model=lambda: nn.Linear(3, 2), dataset=dataset, loss=loss)
+class Stuck(torch.optim.SGD):
+    def step(self): raise RuntimeError("no step today")
+
+def build(dataset, loss, **parts):
+    return fulltilt.Workload(model=lambda: nn.Linear(3, 2), dataset=dataset, loss=loss, **parts)
 bad, diverging = build(Bad, nn.CrossEntropyLoss()), build(Points, Loss())
+stuck = build(Points, nn.CrossEntropyLoss(), optimizer=lambda parameters: Stuck(parameters, lr=1.0))
 """
 
 
@@ -144,6 +149,18 @@ def test_a_data_set_that_raises_is_one_line_and_nothing_else(train_own, capsys, 
         said.err,
     )
     assert "no such pixel" not in said.out
+
+
+def test_an_error_of_the_users_code_is_one_line_of_train_and_of_check(train_own, capsys):
+    """It was 33 lines of the one, and no line of the code from the other."""
+    words = "train_own_code.py:23 in step: RuntimeError: no step today"
+    assert train_own("stuck") == 1
+    log = Path("runs/train/train_own_code_stuck/traceback.log")
+    assert capsys.readouterr().err == f"fulltilt train: {words} (log: {log})\n"
+    assert 'raise RuntimeError("no step today")' in log.read_text()
+    assert run_command(["check", "train_own_code:stuck", "--device", "cpu"]) == 3
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"problem one step: {words} (log: " in told
 
 
 def test_a_loss_that_is_not_finite_is_told_once_and_with_its_step(train_own, capsys):

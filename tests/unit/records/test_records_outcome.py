@@ -173,6 +173,15 @@ def test_a_process_that_could_only_write_to_stderr_is_judged_by_its_end(tail, st
     assert classify_outcome(Evidence(exit_code=1, stderr_tail=tail))[0] == status
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("ValueError", "my.py:4 in step: ValueError: no"), ("MemoryError", "MemoryError: no")],  # a plan ran out, no line
+)
+def test_an_error_is_told_with_the_users_line(kind, reason):
+    evidence = Evidence(exit_code=1, exception_type=kind, message="no", place="my.py:4 in step")
+    assert classify_outcome(evidence)[1] == reason
+
+
 def test_a_reason_holds_nothing_that_steers_a_terminal():
     message = "\x1b[31mbad\x1b[0m \x1b]0;title\x07weights\x1b]8;;x\x1b\\!\x9b2J\r\nsecond\tline\x00"
     _, reason = classify_outcome(Evidence(exit_code=1, exception_type="ValueError", message=message))

@@ -4,7 +4,6 @@ import itertools
 import os
 import re
 import signal
-import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ READING = " was being read"
 _READ = re.compile(rf"^(.+){READING}$", re.MULTILINE)
 _CAUGHT = re.compile(r"Caught (?P<kind>\w+) in DataLoader worker process \d+\.\n")
 _PLACE = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
-_LIBRARIES = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"), str(Path(errors.__file__).parent))
 _READERS = (FETCH_FILE, str(Path(__file__).with_name("loader.py")))
 _REMEDIES: dict[int, str] = {
     signal.SIGKILL: "most often the kernel or a memory limit ended it for want of memory: use fewer num_workers, "
@@ -79,7 +77,7 @@ def _explain_data_set(error: BaseException, text: str) -> DataError | None:
     if is_memory or not (sample or caught or dataset):
         return None
     places = [f"{file}:{line}" for file, line in _PLACE.findall(last)] or ["no line is known"]
-    place = [each for each in places if not any(part in each for part in _LIBRARIES)] or places
+    place = [each for each in places if not any(part in each for part in errors.LIBRARIES)] or places
     if sample is None:
         met = f"a batch of {dataset} cannot be read:" if dataset else "a data worker met"
         return DataError(f"{met} {said} ({place[-1]}); mend the data, or the code there")

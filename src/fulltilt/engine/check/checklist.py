@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from fulltilt import errors
 from fulltilt.config import Config
 from fulltilt.data.loading.sampler import Share
 from fulltilt.engine.announce import is_out_of_memory
@@ -27,7 +28,7 @@ from fulltilt.engine.loop.sizes import find_obstacle, plan_evaluation_sizes, pla
 from fulltilt.engine.ranks.division import describe_split, find_obstacles
 from fulltilt.engine.ranks.world import ALONE
 from fulltilt.engine.step.cached_step import build_step
-from fulltilt.errors import ConfigError, DeviceMemoryError, FakeRunError, FulltiltError, strip_control_codes
+from fulltilt.errors import ConfigError, DeviceMemoryError, FakeRunError, FulltiltError, find_log, strip_control_codes
 from fulltilt.hardware import (
     Nvml,
     RealNvml,
@@ -387,8 +388,8 @@ def _check_disk(run: Run, config: Config, out_dir: Path) -> CheckItem:
 
 
 def describe_error(error: BaseException, size: str = "data.batch_size") -> str:
-    """Put an error in the user's terms: ours as they are, others with their class, or as out of memory."""
-    if isinstance(error, FulltiltError):
-        return str(error)
+    """Put an error in the user's terms, as ``train`` does, or as out of memory."""
+    if isinstance(error, FulltiltError) or not is_out_of_memory(error):
+        return errors.describe_error(error) + find_log(error)
     said = strip_control_codes(f"{type(error).__name__}: {str(error).strip() or 'no message'}")
-    return f"out of memory: {said}; use a smaller {size}" if is_out_of_memory(error) else said
+    return f"out of memory: {said}; use a smaller {size}"

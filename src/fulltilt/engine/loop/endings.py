@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import re
-import traceback
 from collections.abc import Iterator
 
 from fulltilt.data import explain_loader_error
@@ -12,7 +11,7 @@ from fulltilt.engine.build.facts import count_dataset
 from fulltilt.engine.loop.replan import RankReplanError, describe_hopeless
 from fulltilt.engine.loop.saving import settle_checkpoint
 from fulltilt.engine.loop.session import Session
-from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, UsageError
+from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, UsageError, find_place, keep_traceback
 from fulltilt.levers import find_reports
 from fulltilt.records import Evaluated, RunEnded
 
@@ -61,7 +60,9 @@ def tell_failure(s: Session) -> Iterator[None]:
         cause = explained.__cause__ or error
         is_users = isinstance(explained, DataError) and not isinstance(cause, FulltiltError)
         if is_users and explain_loader_error(cause):
-            explained = _keep_traceback(s, explained, cause)
+            explained = DataError(f"{explained}{keep_traceback(cause, s.folder / TRACEBACK)}")
+        elif find_place(explained):
+            explained.add_note(keep_traceback(explained, s.folder / TRACEBACK))
         _announce_end(s, f"failed: {type(explained).__name__}: {explained}", getattr(explained, "step", None))
         if explained is not error:
             raise explained from error
@@ -90,16 +91,6 @@ def finish(s: Session) -> TrainResult:
         n_validation_samples=None if s.validation is None else count_dataset(s.validation.dataset),
         notes=tuple(s.announce.notes),
     )
-
-
-def _keep_traceback(s: Session, explained: Exception, error: BaseException) -> Exception:
-    """Write the traceback of an error of the user's own code beside the run, and name the file."""
-    path = s.folder / TRACEBACK
-    try:
-        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
-    except OSError:  # a full disk: the message alone has to do
-        return explained
-    return DataError(f"{explained} (log: {path})")
 
 
 def _announce_end(s: Session, reason: str, step: int | None = None) -> None:

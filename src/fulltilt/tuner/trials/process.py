@@ -184,13 +184,15 @@ class Watch:
     def collect_evidence(self) -> Evidence:
         """Say what was seen, when all answers are read."""
         where = f", in the part '{self._part}'" if self._part else ""
-        said = {name: str(self._failure.get(name, "")) for name in ("exception_type", "exception_types", "message")}
+        names = ("exception_type", "exception_types", "message", "place")
+        said = {name: str(self._failure.get(name, "")) for name in names}
         return Evidence(
             has_result=bool(self.reply),
             exit_code=self._exit_code,
             exception_type=said["exception_type"] or None,
             exception_types=tuple(said["exception_types"].split()),
             message=said["message"],
+            place=said["place"],
             stderr_tail=_read_tail(self._log_path),
             memory_watchdog=self._memory and f"{self._memory}{where}",
             deadline=self._missed and f"{self._missed[0]}{where}{self._missed[1]}",

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fulltilt.errors import UsageError
+from fulltilt.errors import UsageError, find_place
 from fulltilt.levers.compile import keep_cache
 from fulltilt.tuner.trials.measuring import Answer, Link
 
@@ -91,6 +91,7 @@ def describe_failure(error: BaseException, text: str) -> dict[str, str]:
         "exception_type": name,
         "exception_types": " ".join(_list_types(error)),
         "message": said[:TRACEBACK_LIMIT_CHARS],
+        "place": find_place(error) or "",
         "traceback": text[-TRACEBACK_LIMIT_CHARS:],
     }
 
