@@ -122,7 +122,7 @@ def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:
         figures = [f"training loss {result.loss:.4g}"]
     took = f"{format_duration(result.training_seconds)} of training at {result.samples_per_s:,.0f} samples/s"
     said = f"{result.reason.capitalize()}: {', '.join(figures) or 'no evaluation'}"
-    print_result(console, f"{said} after {result.step:,} steps, {took}.")
+    print_result(console, f"{said} after {result.step:,} step{'s' if result.step != 1 else ''}, {took}.")
     for name, value in result.metrics.items() if args.verbose else ():
         console.print(f"  {name} {value:.6g}")
     console.print(f"files: {out_dir}", soft_wrap=True)

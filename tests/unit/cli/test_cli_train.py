@@ -171,6 +171,11 @@ def test_a_loss_that_is_not_finite_is_told_once_and_with_its_step(train_own, cap
     assert (said.out.count("the loss is"), said.err.count("the loss is nan in step 2 ")) == (0, 1)
 
 
+def test_one_step_is_no_steps(train_own, capsys):
+    assert train_own("diverging", "data.batch_size=64", "--epochs", "1", "--quiet") == 0
+    assert " after 1 step, " in capsys.readouterr().out
+
+
 def test_a_path_that_a_workload_does_not_take_is_refused(train_own, capsys):
     folder = Path("runs/train/train_own_code_bad")
     assert train_own("bad", "--data-path", ".") == 2

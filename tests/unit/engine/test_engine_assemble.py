@@ -140,7 +140,7 @@ def test_a_workload_of_the_users_own_gets_an_optimizer_and_keeps_the_one_that_it
         (DIGITS | {"optim": {"optimizer": "adamm"}}, "optim.optimizer", "did you mean adam"),
         ({"task": "no_such_module_anywhere:workload"}, "task", "no module"),
         ({"task": "assemble_user_code:workloat"}, "task", "did you mean workload"),
-        ({"task": "assemble_user_code:nothing"}, "task", "is of type int, expected a fulltilt.Workload"),
+        ({"task": "assemble_user_code:nothing"}, "task", r"type int, expected a fulltilt.Workload.*; write work"),
         (
             {"task": "assemble_user_code:workload", "data": {"path": "here"}},
             "data.path",

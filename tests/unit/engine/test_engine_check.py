@@ -81,7 +81,7 @@ N_WORKERS = (os.cpu_count() or 1) + 1
     [
         ({"loss": fail(RuntimeError("mat1 and mat2"))}, "one step", "problem", "RuntimeError: mat1 and mat2"),
         ({"loss": lambda outputs, targets: outputs.sum() * float("nan")}, "one step", "problem", "loss nan"),
-        ({"validation": lambda: TensorDataset(torch.zeros(0, 4))}, "build", "problem", "0 samples"),
+        ({"validation": lambda: TensorDataset(torch.zeros(0, 4))}, "build", "problem", "the validation set of"),
         ({"validation": build_wide_data}, "validation", "problem", "mat1 and mat2 shapes cannot be multiplied"),
         ({"loss": fail(SystemExit(0))}, "one step", "problem", "called sys.exit(0)"),
         ({}, "validation", "note", "there is no validation set"),

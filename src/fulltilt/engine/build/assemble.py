@@ -119,7 +119,8 @@ def _import_workload(config: Config) -> Workload:
         found = build_component(config.task, {}, **place, **given)
         if not isinstance(found, Workload):
             raise ConfigError(
-                f"{config.task} is of type {type(found).__name__}, expected a fulltilt.Workload or what returns one"
+                f"{config.task} is of type {type(found).__name__}, expected a fulltilt.Workload or what returns one; "
+                "write workload = fulltilt.Workload(model=…, dataset=…, loss=…)"
             )
     with _say_where(config, "optim.optimizer"):
         return found if found.optimizer else dataclasses.replace(found, optimizer=_plan_optimizer(config))

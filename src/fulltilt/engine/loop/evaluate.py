@@ -13,6 +13,7 @@ from fulltilt.config import parse_on_bad_sample
 from fulltilt.data.loading.loader import build_loader
 from fulltilt.data.seeds import compute_seed
 from fulltilt.engine.build.builder import build_transform
+from fulltilt.engine.build.facts import count_dataset
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.loop.progress import LossMeter
 from fulltilt.engine.step.train_step import TrainStep, fetch_batches
@@ -31,10 +32,13 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
     """
     if run.workload.validation is None:
         return None
+    dataset, name = run.workload.validation(), run.workload.name
+    if count_dataset(dataset) == 0:
+        raise DataError(f"the validation set of {name} holds 0 samples; give it some, or leave it out")
     options = {name: value for name, value in run.setup.loader_options.items() if name != "batch_size"}
     options |= {"persistent_workers": False} if options.get("num_workers") else {}
     return build_loader(
-        run.workload.validation(),
+        dataset,
         batch_size=batch_size or run.batch_size,
         shuffle=False,
         drop_last=False,
