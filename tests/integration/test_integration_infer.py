@@ -165,7 +165,9 @@ def test_threads_wait_as_the_plan_says(own):
 
 def test_a_model_that_raises_is_told_in_a_line_with_its_log(own):
     done = run_check("mine:broken", "targets.memory_gib=9", "--out", "out", "--json", "out.json", cwd=own, expect=1)
-    said = "the model failed while it was measured (ValueError: no head) (log: out/measuring.log)"
+    said = (
+        "the model failed while it was measured (mine.py:16 in forward: ValueError: no head) (log: out/measuring.log)"
+    )
     assert done.stderr.splitlines()[-1] == f"fulltilt infer: {said}"
     assert json.loads((own / "out.json").read_text())["error"] == said
     assert "raise ValueError" in (own / "out" / "measuring.log").read_text()

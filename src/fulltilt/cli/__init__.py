@@ -227,10 +227,10 @@ def _is_no_list_value(word: str) -> bool:
 
 
 def _open_closed_streams() -> None:
-    """Lead a standard stream that was closed nowhere: a file of the work would get its number, and be written to."""
+    """Lead a closed standard stream nowhere, for good: a file of the work would get its number, and be written to."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115: it stays open
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
 
 
 def _write_plain_signs() -> None:
