@@ -171,7 +171,7 @@ def describe_origins(
     """Say what was taken as the user's own without being written down, from where, and how to say it.
 
     Args:
-        source: What was searched, as the command names it.
+        source: What was searched, as the command names it; "" where only Python can.
     """
     workload, plan = workload or {}, plan or {}
     origins, rate = workload.get("taken_from") or {}, workload.get("learning_rate")
@@ -187,9 +187,12 @@ def describe_origins(
         by_origin.setdefault(origin, []).append(values[name] or name)
     said = "; ".join(f"{', '.join(parts)} ({origin})" for origin, parts in by_origin.items())
     said = said.replace(f"({DEFAULT})", f"({DEFAULT}s)") if len(by_origin[DEFAULT]) > 1 else said
-    keys = {"batch_size": "data.batch_size=…", "optimizer": "optim.optimizer=…", "learning_rate": "optim.lr=…"}
-    missing = " ".join(keys[name] for name, origin in origins.items() if origin == DEFAULT)
-    return [said, f"yours differ? say so: {' '.join(filter(None, ('fulltilt tune', source, missing)))}"]
+    keys = {"batch_size": "data.batch_size", "optimizer": "optim.optimizer", "learning_rate": "optim.lr"}
+    missing = [keys[name] for name, origin in origins.items() if origin == DEFAULT]
+    how = f"fulltilt tune {source} {' '.join(f'{key}=…' for key in missing)}"
+    if not source:
+        how = f"tune(…, settings={{{', '.join(f'{key!r}: …' for key in missing)}}})"
+    return [said, f"yours differ? say so: {how}"]
 
 
 def list_changes(document: Document) -> list[str]:

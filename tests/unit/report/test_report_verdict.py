@@ -290,7 +290,7 @@ def test_what_was_assumed_of_the_users_settings_is_said_with_where_it_came_from(
     assert remedy == "yours differ? say so: fulltilt tune m:w data.batch_size=…"
     said, remedy = describe_origins(workload | {"taken_from": dict.fromkeys(mixed, default)}, plan)
     assert said == "batch_size 32, SGD, learning rate 0.1 (fulltilt's defaults)"
-    assert remedy.endswith("data.batch_size=… optim.optimizer=… optim.lr=…")
+    assert remedy.endswith("tune(…, settings={'data.batch_size': …, 'optim.optimizer': …, 'optim.lr': …})")
     assert describe_origins(workload | {"taken_from": dict.fromkeys(mixed, "a.yaml")}, plan) == []
 
 
