@@ -136,7 +136,7 @@ class RecordedMachine:
         )  # fmt: skip
 
     def run_group(self, plans: Mapping[str, Plan], *, why: str) -> list[Trial]:
-        """Answer with a rate that each plan had in a recorded group, or else as a whole run, drawn anew."""
+        """Draw a rate for each plan from its recorded groups, or else from its whole runs."""
         found = {id: self._find_runs(plan) for id, plan in plans.items()}
         failed = [self(plans[id], id=id, why=why, kind=IN_TURNS) for id, runs in found.items() if not _went_well(runs)]
         if failed:
@@ -176,7 +176,7 @@ class RecordedMachine:
         raise KeyError(f"{self.recording.name} holds no {kind} probe of {part!r}")
 
     def find_rates(self) -> Mapping[Plan, float]:
-        """Return the median samples/s in turns, or else of whole runs, of every plan of which all runs went well."""
+        """Return the median samples/s of each plan that always ran well: in turns, or else of whole runs."""
         return {
             plan: statistics.median(self._list_rates(plan)) for plan, rows in self._whole.items() if _went_well(rows)
         }

@@ -75,7 +75,7 @@ def list_parts(space: Space) -> Iterator[Ask]:
 
 
 def probe_parts(space: Space) -> Strategy:
-    """Ask for the parts, but for no device probe above a batch of the same line that ran out of memory."""
+    """Ask for the parts, without device probes above a batch of their line that ran out of memory."""
     too_large: dict[Plan, int] = {}
     for wish in list_parts(space):
         line = find_line(wish.plan)

@@ -40,7 +40,6 @@ from fulltilt.report.verdict import (
     is_worth_taking,
     list_next,
 )
-from fulltilt.stats.alternation import CONFIDENCE
 
 FIRST_COLUMNS = ("samples/s", "memory GiB")  # of the table: where the screen is narrow, the rest is scrolled to
 
@@ -84,9 +83,7 @@ def _build_first_part(document: Document) -> str:
     lines = f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in said)}</ul>" if said else ""
     chart = draw_finalists(document)
     figure = (
-        build_figure(
-            f"In turns with your settings: the estimate, its {100 * CONFIDENCE:.0f} % interval, each group", chart
-        )
+        build_figure("In turns with your settings: estimate, 98 % interval (99 % of three groups), each group", chart)
         if chart
         else ""
     )

@@ -185,7 +185,7 @@ class Proof:
         return [base] if harmless in (None, base, winner) else [base, harmless]
 
     def _take_parts(self, plan: Plan, base: Plan) -> dict[tuple[str, ...], Plan]:
-        """Return what can run of the plan less each of its changes, where that is neither the plan nor the user's."""
+        """Return the plan less each of its changes, where that can run and is not the user's own."""
         parts = {names: self._take_back(plan, base, names) for names in list_changed(base, plan)}
         return {names: part for names, part in parts.items() if part is not None and part not in (base, plan)}
 
@@ -206,7 +206,7 @@ class Proof:
                 self.best = next((part for part in self._list_proven_parts() if part in self._fine), self.best)
 
     def _look_at(self, found: Mapping[tuple[str, ...], Plan], winner: Plan, base: Plan, held: Sequence[Plan]) -> Steps:
-        """Have the winner take turns with itself less each change, and with the user's own and the best proven part."""
+        """Have the winner take turns with itself less each change, and with ``held`` until these are told."""
         order = sorted(found, key=lambda names: _is_harmless(found[names], winner))  # a stable order, these last
         for start in range(0, len(order), MAX_WITHOUT):
             if start and self._spent_s > self._limit_s and _is_harmless(found[order[start]], winner):
