@@ -145,6 +145,18 @@ def test_a_budget_that_holds_no_race_proves_the_plan_that_ran_fastest_before_its
     assert clock() <= 175.0
 
 
+def test_a_budget_in_which_the_winner_cannot_be_earned_goes_to_the_part_of_it_that_can_be_proven():
+    """A search on slow data ended one group short: the winner, with three changes to be earned, took a third of it."""
+    altering = {"threads": 2, "channels_last": True, "fused_optimizer": True}
+    whole, part = change(num_workers=2, **altering), change(num_workers=2)
+    rate = multiply(num_workers=1.2, **dict.fromkeys(altering, 1.1))
+    clock = Clock()
+    _, proof, picks, target = search([whole, part], rate, seconds=10.0, noise_pct=0.5, clock=clock, budget_s=130.0)
+    assert target.groups[:4] == [(USER, part)] * 4
+    assert (proof.best, picks.recommended.trial.plan, picks.recommended.proven) == (part, part, True)
+    assert clock() <= 130.0
+
+
 @pytest.mark.parametrize("worth", [1.2, 0.8])
 def test_finalists_that_are_one_of_them_less_a_change_race_while_its_changes_are_taken_back(worth):
     whole = change(num_workers=2, retain_freed_memory=True)

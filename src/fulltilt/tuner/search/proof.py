@@ -199,11 +199,18 @@ class Proof:
         try:
             asked = [winner, *held, *list(found.values())[:MAX_WITHOUT]]
             if not self._has_room(LOOKS[0] * asked):
-                yield from self._meet([winner, *held], LOOKS[0], "the fastest plan against the settings as they were")
+                first = [winner, *held] if self._can_earn(winner, base, found, held) else held
+                yield from self._meet(first, LOOKS[0], "the fastest plan against the settings as they were")
             yield from self._look_at(found, winner, base, held)
         finally:  # the budget may have ended before each change was looked at: some of the plan may be proven
             if not (self.is_earned or self.is_proven):
                 self.best = next((part for part in self._list_proven_parts() if part in self._fine), self.best)
+
+    def _can_earn(self, winner: Plan, base: Plan, found: Mapping[tuple[str, ...], Plan], held: Sequence[Plan]) -> bool:
+        """Whether the budget holds what it takes to recommend the winner with all that it alters of learning."""
+        altering = [found[names] for names in _list_altering(base, winner) if names in found]
+        more = [part for part in altering if part not in held]
+        return not more or self._has_room(LOOKS[0] * [winner, *held] + N_EARN * [winner, *more])
 
     def _look_at(self, found: Mapping[tuple[str, ...], Plan], winner: Plan, base: Plan, held: Sequence[Plan]) -> Steps:
         """Have the winner take turns with itself less each change, and with ``held`` until these are told."""

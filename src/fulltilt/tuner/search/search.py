@@ -28,7 +28,7 @@ from fulltilt.tuner.search.budget import ROOFS_S, compute_budget_s, compute_sear
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.progress import OnEvent, SearchNoted, SearchStarted, TrialProgressed
 from fulltilt.tuner.search.proof import LESS, Proof
-from fulltilt.tuner.search.session import PROOF_RUNS, PROOF_S, Session
+from fulltilt.tuner.search.session import PROOF_S, Session
 from fulltilt.tuner.trials.target import PROBE_ID, ROOFS_ID, ProbeResult, ProcessTarget
 
 
@@ -115,10 +115,8 @@ def run_strategy(search: Search) -> None:
     session, space = search.session, search.space
     session.run(strategies.skip_impossible(space))
     session.run(strategies.run_own_plan(space))
-    run_s = max((row.seconds for row in session.rows if row.status == "ok"), default=0.0)
-    session.proof_s = max(PROOF_S, PROOF_RUNS * run_s)
     if search.options.is_budget_default:
-        _allot_time(search, run_s)
+        _allot_time(search, max((row.seconds for row in session.rows if row.status == "ok"), default=0.0))
     strategy = strategies.STRATEGIES[search.options.strategy]
     session.run(strategy(space))
     if session.is_budget_spent and len({row.plan for row in session.rows if row.status == "ok"}) < 2:

@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from fulltilt.records import IN_TURNS, PROBES, WHOLE_RUN, Plan, Trial
-from fulltilt.stats.alternation import GROUP_S, MIN_ROUNDS
+from fulltilt.stats.alternation import GROUP_S, LOOKS, MIN_ROUNDS
 from fulltilt.tuner.search.budget import Refusal
 from fulltilt.tuner.search.journal import Journal, Key
 from fulltilt.tuner.search.progress import OnEvent, TrialCut, TrialDone, TrialStarted, TurnsDone
 from fulltilt.tuner.trials.rows import build_row
 from fulltilt.tuner.trials.target import Target
 
-PROOF_S = 30.0  # kept back for the proof,
-PROOF_RUNS = 12  # or the time of so many runs: four groups of three plans
+PROOF_S = 30.0  # kept back for the proof at least
+PROOF_MARGIN = 1.1  # over what its first look is expected to take
 RESERVE_SHARE = 0.4  # of the budget at most is kept back for it
 N_ALIKE = 3  # plans that failed in the same words: fewer may be one lever's fault
 N_ALIKE_OWN = 2  # where one of them is the user's own
@@ -73,7 +73,6 @@ class Session:
     journal: Journal
     _: dataclasses.KW_ONLY
     budget_s: float | None = None  # wall time of this search; rows that lay in the folder cost none of it
-    proof_s: float = PROOF_S  # of it kept back for the comparison of the best plans with the user's own
     planned: Mapping[str, int] = dataclasses.field(default_factory=dict)  # kind → trials at most, for progress only
     on_event: OnEvent = lambda event: None
     clock: Callable[[], float] = time.monotonic
@@ -183,8 +182,9 @@ class Session:
         kept_s = 0.0 if has_run or is_whole else self._estimate_s(WHOLE_RUN)
         search_s = (self._ready_s if self.n_run else self.elapsed_s) + next_s + kept_s
         if not may_use_reserve:
-            kept_s += min(self.proof_s, RESERVE_SHARE * self.budget_s)
-            search_s = min(search_s + self.proof_s, search_s / (1 - RESERVE_SHARE))
+            proof_s = self._estimate_proof_s()
+            kept_s += min(proof_s, RESERVE_SHARE * self.budget_s)
+            search_s = min(search_s + proof_s, search_s / (1 - RESERVE_SHARE))
         left_s = self.left_s
         must_stop = left_s <= 0 or ((has_run or not is_whole) and next_s + kept_s > left_s)
         if must_stop and self.cut is None:  # what comes after a run that was broken off would not be begun before it
@@ -192,6 +192,17 @@ class Session:
             refusal = Refusal(next_s=next_s, n_runs=n_runs, kept_s=kept_s, left_s=left_s, search_s=search_s)
             self._refusals.append(refusal)
         return must_stop
+
+    def _estimate_proof_s(self) -> float:
+        """Estimate what has to be kept back: the groups to the first look at the user's own plan, another and a part
+        of that, and a whole run of the part. Which one it will be is not known: it takes as long as the usual one."""
+        fine = [row for row in self.rows if row.status == "ok"]
+        others = [row for row in fine if row.plan != self.user_plan] or fine
+        if not others:
+            return PROOF_S
+        own_s = sum(estimate_turn_s(row) for row in fine if row.plan == self.user_plan)
+        groups_s = LOOKS[0] * (own_s + 2 * statistics.median(map(estimate_turn_s, others)))
+        return max(PROOF_S, PROOF_MARGIN * groups_s + statistics.median(row.seconds for row in others))
 
     def _estimate_wish_s(self, wish: Ask | TakeTurns) -> float:
         if isinstance(wish, Ask):
