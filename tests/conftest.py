@@ -65,6 +65,7 @@ REAL = {
     "clock": ("host", "cuda"),
     "nvml": ("real",),
     "target": ("process",),
+    "store": ("sqlite", "postgresql"),
 }
 """Contract suite → the ids of its parameters that stand for the real thing; the others are its fakes."""
 

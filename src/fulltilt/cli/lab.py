@@ -1,125 +1,231 @@
-"""``fulltilt lab submit --local | list | logs | cancel``: run a grid of experiments over this machine's devices."""
+"""``fulltilt lab …``: a durable queue of experiments over the devices of this machine, or of others."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import difflib
 import importlib.util
+import os
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._shared import add_config_arguments, build_console, print_result, write_json
 from fulltilt.errors import RunFolderError, StorageError, UsageError, strip_control_codes
 
 if TYPE_CHECKING:
-    from fulltilt.lab.records import Experiment
-    from fulltilt.lab.store import Store
+    from collections.abc import Callable
+
+    from fulltilt.lab.client import Client
 
 DEFAULT_LAB = "runs/lab"
-LINE_BYTES = 1 << 20  # of a log at a time: a line without end takes no more memory than this
-N_NEAREST = 3  # ids that an unknown one is answered with
+FOLLOW_S = 0.5
+NEEDED = ("sqlalchemy", "alembic", "fastapi", "uvicorn", "httpx2", "fsspec")
+ONE = {
+    "show": "all that is known of an experiment: attempts, events, configuration, files",
+    "logs": "what the training of an experiment printed, all attempts",
+    "cancel": "end an experiment, also one that runs",
+    "pause": "hold an experiment back; one that runs saves first",
+    "resume": "queue an experiment again that was paused or held",
+    "retry": "queue an experiment again that failed or was cancelled",
+    "priority": "set the priority of an experiment; higher ones start first",
+    "remove": "remove an experiment that is over from the list",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     submit = actions.add_parser(
         "submit",
-        help="queue every point of a grid and run them here",
+        help="queue every point of a grid",
         description=(
-            "Queue every point of a configuration's grid that is not there yet, and run all that is queued on the "
-            "devices of run.device; without a GPU these are slots on the CPU. Interrupted or killed, the same command "
-            "goes on from the checkpoints."
+            "Queue every point of a configuration's grid that is not there yet: at the server of the lab, or with "
+            "--local run all that is queued here, on the devices of run.device; without a GPU these are slots on the "
+            "CPU. Interrupted or killed, the same command goes on from the checkpoints."
         ),
     )
     add_config_arguments(submit)
-    submit.add_argument("--local", action="store_true", help="run them on this machine, in the foreground (required)")
+    submit.add_argument("--local", action="store_true", help="run them on this machine, in the foreground")
     submit.add_argument("--retry", action="store_true", help="try its failed and cancelled experiments again")
+    submit.add_argument("--priority", type=int, default=0, metavar="N", help="higher ones start first (default 0)")
+    serve = actions.add_parser("serve", help="run the queue of a lab until stopped, for commands and browsers")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
+    serve.add_argument("--port", type=int, default=8000, help="port to listen at (default 8000)")
+    serve.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help="another name it is reached by"
+    )
+    serve.add_argument("--devices", default="auto", metavar="D", help="devices of this machine: auto, cpu, 0,1 or none")
+    serve.add_argument(
+        "--database", metavar="URL", help="keep the records in PostgreSQL (default: in the lab's folder)"
+    )
+    serve.add_argument("--depot", metavar="URI", help="keep files at an fsspec URI (default: in the lab's folder)")
     listing = actions.add_parser("list", help="states, metrics and devices of all experiments")
-    for action in (submit, listing):
-        action.add_argument("--json", metavar="F", help="write the experiments as JSON; -: to stdout")
-    logs = actions.add_parser("logs", help="what the training of an experiment printed, all attempts")
-    cancel = actions.add_parser("cancel", help="end an experiment, also one that runs")
-    for action in (logs, cancel):
+    export = actions.add_parser("export", help="points, metrics and seconds of all experiments as CSV")
+    export.add_argument("file", metavar="FILE", help="CSV file to write; -: to stdout")
+    one = {name: actions.add_parser(name, help=text) for name, text in ONE.items()}
+    for action in one.values():
         action.add_argument("id", metavar="ID", help="of the experiment, as fulltilt lab list names it")
-    for action in (submit, listing, logs, cancel):
+    one["logs"].add_argument("-f", "--follow", action="store_true", help="go on as it prints, until it is over")
+    one["priority"].add_argument("value", type=int, metavar="N", help="from -1000 to 1000")
+    for action in (submit, listing, *(action for name, action in one.items() if name != "logs")):
+        action.add_argument("--json", metavar="F", help="write the experiments as JSON; -: to stdout")
+    for action in (submit, serve, listing, export, *one.values()):
         action.add_argument(
             "--lab", metavar="DIR", default=DEFAULT_LAB, help=f"the lab's folder (default {DEFAULT_LAB})"
         )
+    for action in (submit, listing, export, *one.values()):
+        action.add_argument("--url", metavar="U", help="a lab on another machine; its token in FULLTILT_LAB_TOKEN")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run one action and return its exit code."""
-    if importlib.util.find_spec("sqlalchemy") is None:
-        raise UsageError("the lab keeps its queue with SQLAlchemy, which is not installed; pip install 'fulltilt[lab]'")
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"the lab needs {', '.join(missing)}, which is not installed; pip install 'fulltilt[lab]'")
     try:
+        if args.action == "serve":
+            from fulltilt.cli._lab_serve import run_serve
+
+            return run_serve(args)
         if args.action == "submit":
             from fulltilt.cli._lab_submit import run_submit
 
             return run_submit(args)
-        from fulltilt.lab.store import open_store
+        from fulltilt.lab.client import connect
 
-        with contextlib.closing(open_store(Path(args.lab))) as store:
-            return {"list": _run_list, "logs": _run_logs, "cancel": _run_cancel}[args.action](args, store)
+        with connect(Path(args.lab), address=find_address(args)) as client:
+            return ACTIONS.get(args.action, _run_change)(args, client)
     except (RunFolderError, StorageError) as error:  # the run folder's own flag is another one
         raise type(error)(str(error).replace("--out", "--lab")) from error
 
 
-def _run_list(args: argparse.Namespace, store: Store) -> int:
-    from fulltilt.lab import listing
-    from fulltilt.lab.states import OWNED
+def find_address(args: argparse.Namespace) -> Any:
+    """Return the address that ``--url`` names, with the token of the environment; None without ``--url``."""
+    from fulltilt.lab.serving import Address
 
-    lab, found = Path(args.lab), store.read_experiments()
-    write_json(args.json, listing.build_document(lab, found))
+    if args.url is None:
+        return None
+    token = os.environ.get("FULLTILT_LAB_TOKEN")
+    if not token:
+        raise UsageError("FULLTILT_LAB_TOKEN holds no token; the server printed one, or its lab's folder has it")
+    return Address(url=args.url.rstrip("/"), token=token)
+
+
+def _run_list(args: argparse.Namespace, client: Client) -> int:
+    from fulltilt.lab import listing
+
+    document = client.get("/api/experiments")
+    write_json(args.json, document)
     if args.json == "-":
         return 0
-    console = build_console()
-    print_result(console, f"experiments in {lab}: {listing.describe_counts(found) or 'none yet'}")
-    console.print(listing.build_table(lab, found, n_rows=None if args.verbose else listing.N_ROWS))
-    if orphans := [experiment.id for experiment in found if experiment.state in OWNED]:
-        from fulltilt.lab.cancelling import is_held
-
-        if not is_held(lab):
-            console.print(f"nobody looks after {', '.join(orphans)} any more; the same submit goes on", style="yellow")
+    console, found = build_console(), document["experiments"]
+    where = args.url or args.lab
+    print_result(console, f"experiments in {where}: {listing.describe_counts(found) or 'none yet'}")
+    console.print(listing.build_table(found, n_rows=None if args.verbose else listing.N_ROWS))
     if len(found) > listing.N_ROWS and not args.verbose:
         console.print(f"{len(found) - listing.N_ROWS} more: --verbose")
     return 0
 
 
-def _run_logs(args: argparse.Namespace, store: Store) -> int:
-    from fulltilt.lab.local import LOG, find_out_dir
+def _run_show(args: argparse.Namespace, client: Client) -> int:
+    from fulltilt.lab import listing
+    from fulltilt.report import format_duration
 
-    experiment = _find(args, store)
-    path = find_out_dir(Path(args.lab), experiment.id) / LOG
-    if not path.is_file():
-        raise UsageError(f"{experiment.id} is {experiment.state} and has printed nothing yet")
-    with path.open("rb") as stream:
-        while line := stream.readline(LINE_BYTES):
-            text = line.decode(errors="replace")
-            sys.stdout.write(strip_control_codes(text) if sys.stdout.isatty() else text)
+    document = client.get(f"/api/experiments/{args.id}")
+    write_json(args.json, document)
+    if args.json == "-":
+        return 0
+    console, found = build_console(is_screen=True), document["experiment"]
+    said = found["reason"] or listing.describe_metrics(found["metrics"])
+    is_over = found["state"] in ("succeeded", "failed")
+    sentence = f"{found['id']} ({listing.describe_point(found)}) {'has' if is_over else 'is'} {found['state']}"
+    sentence += f": {said}" if said else ""
+    print_result(console, strip_control_codes(sentence), soft_wrap=True)
+    console.print(f"from {document['source']}, priority {found['priority']}, folder {found['out_dir']}", soft_wrap=True)
+    for attempt in document["attempts"]:
+        ended_s = attempt["ended_s"] or time.time()
+        console.print(
+            f"attempt {attempt['number']} on {attempt['node']} ({', '.join(attempt['devices'])}), "
+            f"{format_duration(ended_s - attempt['started_s'])}: "
+            + strip_control_codes(": ".join(filter(None, (attempt["outcome"] or "under way", attempt["reason"])))),
+            soft_wrap=True,
+        )
     return 0
 
 
-def _run_cancel(args: argparse.Namespace, store: Store) -> int:
-    from fulltilt.lab.cancelling import cancel
-    from fulltilt.lab.listing import describe_point
-    from fulltilt.lab.states import OVER
+def _run_logs(args: argparse.Namespace, client: Client) -> int:
+    found = client.get(f"/api/experiments/{args.id}")["experiment"]
+    if not found["attempt"]:
+        raise UsageError(f"{found['id']} is {found['state']} and has printed nothing yet")
+    number, offset = 1, 0
+    while True:
+        data = client.read(f"/api/experiments/{args.id}/log", attempt=number, offset=offset)
+        if data:
+            offset += len(data)
+            _print_log(data)
+        elif number < found["attempt"]:
+            number, offset = number + 1, 0
+        elif not args.follow or found["state"] in ("succeeded", "failed", "cancelled", "held"):
+            return 0
+        else:
+            time.sleep(FOLLOW_S)
+            found = client.get(f"/api/experiments/{args.id}")["experiment"]
 
-    experiment = _find(args, store)
-    if experiment.state in OVER:
-        raise UsageError(f"{experiment.id} is over already ({experiment.state}); there is nothing to cancel")
-    ended = cancel(Path(args.lab), store, experiment.id)
-    what = "is cancelled" if ended.state == "cancelled" else f"was faster: it has {ended.state}"
-    print_result(build_console(), f"{ended.id} ({describe_point(ended)}) {what}")
+
+def _print_log(data: bytes) -> None:
+    if sys.stdout.isatty():
+        sys.stdout.write(strip_control_codes(data.decode(errors="replace")))
+        sys.stdout.flush()
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def _run_change(args: argparse.Namespace, client: Client) -> int:
+    """Do one thing to one experiment, and say what became of it."""
+    from fulltilt.lab import listing
+
+    if args.action == "priority":
+        found = client.post(f"/api/experiments/{args.id}/priority", {"priority": args.value})
+    elif args.action == "remove":
+        found = client.delete(f"/api/experiments/{args.id}")
+    else:
+        found = client.post(f"/api/experiments/{args.id}/{args.action}")
+    while found["state"] == "cancelling":  # it saves first
+        time.sleep(FOLLOW_S)
+        found = client.get(f"/api/experiments/{args.id}")["experiment"]
+    write_json(args.json, found)
+    if args.json == "-":
+        return 0
+    said = {"priority": f"has priority {found['priority']}", "remove": "is removed"}
+    what = said.get(args.action, f"is {found['state']}")
+    if args.action in ("cancel", "pause") and found["state"] == "succeeded":
+        what = "was faster: it has succeeded"
+    print_result(build_console(), f"{found['id']} ({listing.describe_point(found)}) {what}")
     return 0
 
 
-def _find(args: argparse.Namespace, store: Store) -> Experiment:
-    id = f"e{args.id}" if args.id.isdigit() else args.id
-    found = {experiment.id: experiment for experiment in store.read_experiments()}
-    if id not in found:
-        near = difflib.get_close_matches(id, found, n=N_NEAREST, cutoff=0.0)
-        known = f"did you mean {' or '.join(near)}? fulltilt lab list names all {len(found)}"
-        raise UsageError(f"no experiment {id!r} in {args.lab}; {known if near else 'there are none yet'}")
-    return found[id]
+def _run_export(args: argparse.Namespace, client: Client) -> int:
+    from fulltilt.lab.export import write_csv
+
+    found = client.get("/api/experiments")["experiments"]
+    if args.file == "-":
+        write_csv(found, sys.stdout)
+        return 0
+    import io
+
+    from fulltilt.records.run_folder import write_atomic
+
+    text = io.StringIO(newline="")
+    write_csv(found, text)
+    write_atomic(Path(args.file), text.getvalue())
+    print_result(build_console(), f"{len(found)} experiments are in {args.file}")
+    return 0
+
+
+ACTIONS: dict[str, Callable[[argparse.Namespace, Client], int]] = {
+    "list": _run_list,
+    "show": _run_show,
+    "logs": _run_logs,
+    "export": _run_export,
+}

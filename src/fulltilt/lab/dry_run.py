@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fulltilt.errors import ConfigError
-from fulltilt.lab.local import Slot, build_death_wish
+from fulltilt.hardware.proctree import build_death_wish
+from fulltilt.lab.executors.local import Slot
 from fulltilt.lab.points import Grid, list_dry_runs, write_words
 from fulltilt.lab.records import Point
-from fulltilt.lab.verdict import read_document
+from fulltilt.lab.scheduling.ends import read_document
 
 CHECK = (sys.executable, "-m", "fulltilt", "check")
 

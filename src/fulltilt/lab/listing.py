@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.errors import strip_control_codes
-from fulltilt.lab.local import find_out_dir
+from fulltilt.lab.lab import find_out_dir, find_stream
 from fulltilt.lab.records import Experiment
 from fulltilt.records import VERSION
 from fulltilt.report import format_duration
@@ -19,19 +19,47 @@ from fulltilt.report import format_duration
 if TYPE_CHECKING:
     from rich.table import Table
 
-SHOWN = ("id", "sweep", "state", "attempt", "priority", "point", "overrides", "node", "devices", "n_threads", "reason")
-COUNTED = ("succeeded", "failed", "cancelled", "finalizing", "running", "leased", "cancelling", "queued")
-URGENCY = ("failed", "cancelling", "running", "leased", "finalizing", "queued", "succeeded", "cancelled")
+SHOWN = ("id", "sweep", "state", "attempt", "priority", "point", "overrides", "owner", "wish", "node", "devices")
+SHOWN += ("n_threads", "reason")
+COUNTED = (
+    "succeeded",
+    "failed",
+    "cancelled",
+    "held",
+    "finalizing",
+    "running",
+    "leased",
+    "cancelling",
+    "backoff",
+    "queued",
+)
+URGENCY = (
+    "failed",
+    "held",
+    "cancelling",
+    "running",
+    "leased",
+    "finalizing",
+    "backoff",
+    "queued",
+    "succeeded",
+    "cancelled",
+)
 N_ROWS = 16  # rows of a table: it fits a screen with the lines around it
 TAIL_BYTES = 65_536  # of the end of the event log: far more than lies between two evaluations
-STYLES = {"succeeded": "green", "failed": "red", "running": "bold", "cancelling": "yellow", "cancelled": "dim"}
+STYLES = {"succeeded": "green", "failed": "red", "held": "red", "running": "bold", "cancelling": "yellow"}
+STYLES |= {"backoff": "yellow", "cancelled": "dim"}
+TROUBLED = ("failed", "held", "backoff")  # their reason matters more than their metrics
+
+Entry = Mapping[str, Any]
+"""One experiment of the document of ``lab list``."""
 
 
 def build_document(lab: Path, experiments: Sequence[Experiment]) -> dict[str, Any]:
-    return {"version": VERSION, "experiments": [_build_entry(lab, experiment) for experiment in experiments]}
+    return {"version": VERSION, "experiments": [build_entry(lab, experiment) for experiment in experiments]}
 
 
-def _build_entry(lab: Path, experiment: Experiment) -> dict[str, Any]:
+def build_entry(lab: Path, experiment: Experiment) -> dict[str, Any]:
     return {name: getattr(experiment, name) for name in SHOWN} | {
         "metrics": read_metrics(lab, experiment),
         "seconds": compute_seconds(experiment),
@@ -52,7 +80,7 @@ def read_metrics(lab: Path, experiment: Experiment) -> Mapping[str, float]:
     if experiment.state == "succeeded" or experiment.attempt == 0:
         return experiment.metrics
     try:
-        with (find_out_dir(lab, experiment.id) / "events.jsonl").open("rb") as stream:
+        with find_stream(lab, experiment.newest, "events.jsonl").open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = stream.read().split(b"\n")
     except OSError:
@@ -63,41 +91,41 @@ def read_metrics(lab: Path, experiment: Experiment) -> Mapping[str, float]:
     return {}
 
 
-def describe_counts(experiments: Sequence[Experiment]) -> str:
+def describe_counts(entries: Sequence[Entry]) -> str:
     """Return the number of experiments in each state: ``4 succeeded, 1 running, 1 queued``."""
-    counts = Counter(experiment.state for experiment in experiments)
+    counts = Counter(entry["state"] for entry in entries)
     return ", ".join(f"{counts[state]} {state}" for state in COUNTED if counts[state])
 
 
-def describe_point(experiment: Experiment) -> str:
+def describe_point(entry: Entry) -> str:
     """Return the values of a point, ``lr=0.001 batch_size=64``, then the overrides it was submitted with."""
-    said = {key.rpartition(".")[2]: _show(value) for key, value in experiment.point.items()}
-    words = [word for word in experiment.overrides if word.partition("=")[0].rpartition(".")[2] not in said]
+    said = {key.rpartition(".")[2]: _show(value) for key, value in entry["point"].items()}
+    words = [word for word in entry["overrides"] if word.partition("=")[0].rpartition(".")[2] not in said]
     return " ".join([*(f"{name}={value}" for name, value in said.items()), *words]) or "–"
 
 
-def describe_metrics(metrics: Mapping[str, float]) -> str:
+def describe_metrics(metrics: Mapping[str, float | None]) -> str:
     """Format metrics, without those whose name has a slash: parts of a breakdown that stay in the files."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name and value is not None)
 
 
-def describe_best(experiments: Sequence[Experiment]) -> str:
+def describe_best(entries: Sequence[Entry]) -> str:
     """Describe the result with the lowest validation loss; empty with fewer than two results."""
-    with_loss = [found for found in experiments if found.state == "succeeded" and found.metrics.get("loss") is not None]
+    with_loss = [each for each in entries if each["state"] == "succeeded" and each["metrics"].get("loss") is not None]
     if len(with_loss) < 2:
         return ""
-    best = min(with_loss, key=lambda experiment: experiment.metrics["loss"])
-    return f"lowest loss: {best.id} ({describe_point(best)}), {describe_metrics(best.metrics)}"
+    best = min(with_loss, key=lambda entry: entry["metrics"]["loss"])
+    return f"lowest loss: {best['id']} ({describe_point(best)}), {describe_metrics(best['metrics'])}"
 
 
-def build_table(lab: Path, experiments: Sequence[Experiment], *, n_rows: int | None = N_ROWS) -> Table:
+def build_table(entries: Sequence[Entry], *, n_rows: int | None = N_ROWS) -> Table:
     """Build the table of the experiments that matter most now, oldest first."""
     from rich.table import Table
     from rich.text import Text
 
-    urgent = sorted(experiments, key=lambda experiment: URGENCY.index(experiment.state))[:n_rows]
-    shown = {experiment.id for experiment in urgent}
-    rows = [(found, _list_cells(lab, found)) for found in experiments if found.id in shown]
+    urgent = sorted(entries, key=lambda entry: URGENCY.index(entry["state"]))[:n_rows]
+    shown = {entry["id"] for entry in urgent}
+    rows = [(entry, _list_cells(entry)) for entry in entries if entry["id"] in shown]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, name in enumerate(("id", "state", "point", "metrics", "device", "seconds")):
         width = max(map(len, [name, *(cells[place] for _, cells in rows)]))
@@ -108,21 +136,20 @@ def build_table(lab: Path, experiments: Sequence[Experiment], *, n_rows: int | N
             justify="right" if name == "seconds" else "left",
             min_width=None if name in ("point", "metrics") else width,  # only these two may be cut
         )
-    for experiment, cells in rows:
-        table.add_row(*map(Text, cells), style=STYLES.get(experiment.state, ""))
+    for entry, cells in rows:
+        table.add_row(*map(Text, cells), style=STYLES.get(entry["state"], ""))
     return table
 
 
-def _list_cells(lab: Path, experiment: Experiment) -> list[str]:
-    seconds = compute_seconds(experiment)
-    has_failed = experiment.state == "failed"
+def _list_cells(entry: Entry) -> list[str]:
+    is_troubled = entry["state"] in TROUBLED
     return [
-        experiment.id,
-        experiment.state + (f" ({experiment.attempt})" if experiment.attempt > 1 else ""),
-        describe_point(experiment),
-        strip_control_codes(experiment.reason or "") if has_failed else describe_metrics(read_metrics(lab, experiment)),
-        ", ".join(experiment.devices),
-        "" if seconds is None else format_duration(seconds),
+        entry["id"],
+        entry["state"] + (f" ({entry['attempt']})" if entry["attempt"] > 1 else ""),
+        describe_point(entry),
+        strip_control_codes(entry["reason"] or "") if is_troubled else describe_metrics(entry["metrics"]),
+        ", ".join(entry["devices"]),
+        "" if entry["seconds"] is None else format_duration(entry["seconds"]),
     ]
 
 

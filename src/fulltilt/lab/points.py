@@ -25,11 +25,13 @@ class Grid:
         source: The file; relative paths in the values start from its folder.
         points: The points of the grid, without duplicates.
         pool: ``run.device``: the devices that the experiments share, never an axis.
+        n_devices: Of one experiment. A list of devices is shared by a grid, and spanned by one experiment alone.
     """
 
     source: Path
     points: tuple[Point, ...]
     pool: str | int | list[int]
+    n_devices: int
 
 
 def read_grid(path: str, overrides: Sequence[str]) -> Grid:
@@ -43,21 +45,16 @@ def read_grid(path: str, overrides: Sequence[str]) -> Grid:
             key=DEVICE,
         )
     first = found[0][1]
-    if first.run.n_ranks not in (None, 1):
-        raise ConfigError(
-            f"an experiment of the lab takes one device, and {first.run.n_ranks} ranks are asked for; leave it out",
-            file=path,
-            key="run.n_ranks",
-        )
-    if len(found) == 1 and isinstance(first.run.device, list) and len(first.run.device) > 1:
-        raise ConfigError(
-            f"{first.run.device} are the devices of one experiment here; fulltilt train runs it over them, and "
-            f"{DEVICE}={first.run.device[0]} on one",
-            file=path,
-            key=DEVICE,
-        )
+    device = first.run.device
+    spanned = len(device) if len(found) == 1 and isinstance(device, list) else 1
+    n_devices = max(spanned, first.run.n_ranks or 1)
     points = {point.digest: point for point in (_build_point(values, config) for values, config in found)}
-    return Grid(source=Path(path).resolve(), points=tuple(points.values()), pool=first.run.device)
+    return Grid(source=Path(path).resolve(), points=tuple(points.values()), pool=device, n_devices=n_devices)
+
+
+def find_axes(grid: Grid) -> list[str]:
+    """Return the keys that the points of a grid differ in."""
+    return list(grid.points[0].values) if grid.points else []
 
 
 def build_words(config: Mapping[str, Any]) -> list[str]:

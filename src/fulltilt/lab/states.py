@@ -1,10 +1,13 @@
 """Define the states of an experiment and the allowed transitions between them, as one table.
 
     queued ── lease ──► leased ── start ──► running ── finish ──► finalizing ── commit ──► succeeded
-      ▲ │                 │ │                 │ │ │
-      │ └─ drop ─┐        │ └─ fail ─► failed ◄┘ │ └─ requeue, back to queued
-      │          ▼        └─────── cancel ───────┤
-    retry ◄─ cancelled ◄── end ── cancelling ◄───┘
+     ▲ ▲ │                │                   │ │                      │
+     │ │ └─ drop ─┐       ├── back_off ───────┤ └─ fail ─► failed ◄────┘ spoil
+     │ │          ▼       ▼                   │              │
+     │ retry ─ cancelled  backoff ── wake, back to queued    └─ retry, back to queued
+     │            ▲ end                       │
+     │            └────── cancelling ◄────────┘ cancel, pause
+     release ─ held ◄─ park ──┘
 
 A training that finished before a cancel reached it has succeeded.
 """
@@ -15,25 +18,40 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Arrow:
-    """Holds one transition: the states that it may leave, and the one that it leads to."""
+    """Holds one transition: the states that it may leave, the one it leads to, and the wish it leaves behind.
+
+    Attributes:
+        wish: What somebody wants of a running attempt, ``cancel`` or ``pause``; None takes an earlier wish back.
+    """
 
     sources: tuple[str, ...]
     target: str
+    wish: str | None = None
 
 
-OWNED = ("leased", "running", "finalizing", "cancelling")  # an attempt is under way, or its scheduler is gone
+LIVE = ("leased", "running", "cancelling")  # an attempt may be running
+OWNED = (*LIVE, "finalizing")  # an attempt is under way, or nobody has settled it
+WAITING = ("queued", "backoff", "held")
 OVER = ("succeeded", "failed", "cancelled")
-STATES = ("queued", *OWNED, *OVER)
+STATES = (*WAITING, *OWNED, *OVER)
 
 ARROWS: Mapping[str, Arrow] = {
     "lease": Arrow(sources=("queued",), target="leased"),
     "start": Arrow(sources=("leased",), target="running"),
-    "finish": Arrow(sources=("leased", "running", "cancelling"), target="finalizing"),
+    "finish": Arrow(sources=LIVE, target="finalizing"),
     "commit": Arrow(sources=("finalizing",), target="succeeded"),
+    "spoil": Arrow(sources=("finalizing",), target="failed"),
     "fail": Arrow(sources=("leased", "running"), target="failed"),
     "requeue": Arrow(sources=("leased", "running"), target="queued"),
-    "drop": Arrow(sources=("queued",), target="cancelled"),
-    "cancel": Arrow(sources=("leased", "running"), target="cancelling"),
+    "back_off": Arrow(sources=("leased", "running"), target="backoff"),
+    "wake": Arrow(sources=("backoff",), target="queued"),
+    "give_up": Arrow(sources=("leased", "running"), target="held"),
+    "cancel": Arrow(sources=LIVE, target="cancelling", wish="cancel"),
+    "pause": Arrow(sources=("leased", "running"), target="cancelling", wish="pause"),
     "end": Arrow(sources=("cancelling",), target="cancelled"),
+    "park": Arrow(sources=("cancelling",), target="held"),
+    "drop": Arrow(sources=WAITING, target="cancelled"),
+    "hold": Arrow(sources=("queued", "backoff"), target="held"),
+    "release": Arrow(sources=("held",), target="queued"),
     "retry": Arrow(sources=("failed", "cancelled"), target="queued"),
 }

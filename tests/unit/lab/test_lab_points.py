@@ -8,9 +8,8 @@ from tests.fake_nvml import FakeNvml
 from fulltilt.config import config_from_values, load_config
 from fulltilt.errors import ConfigError, DeviceError
 from fulltilt.hardware import NvmlDevice
-from fulltilt.lab.local import build_slots
+from fulltilt.lab.executors.local import build_slots
 from fulltilt.lab.points import build_words, list_dry_runs, read_grid
-from fulltilt.lab.verdict import judge_end
 
 GRID = "lr: [0.1, 0.2]\nmodel: ['net(width=${batch_size})', \"other(name='ä')\"]\nbatch_size: 4\ndevice: [0, 1]\n"
 
@@ -33,6 +32,12 @@ def test_the_list_of_devices_is_the_pool_and_no_part_of_an_experiment(write):
     assert grid.points[0].values["model"] == "net(width=4)"
 
 
+def test_a_grid_shares_its_devices_and_one_experiment_alone_spans_them(write):
+    shared, alone = read_grid(write(GRID), []), read_grid(write("lr: 1\ndevice: [0, 1, 2]\n"), [])
+    ranks = read_grid(write("lr: [1, 2]\nrun: {n_ranks: 2}\ndevice: cpu\n"), [])
+    assert [grid.n_devices for grid in (shared, alone, ranks)] == [1, 3, 2]
+
+
 def test_what_does_not_train_or_stands_there_twice_does_not_make_another_experiment(write):
     first = read_grid(write(GRID), []).points[0]
     more = "benchmark: {steps_per_test: 3}\ntargets: {memory_gib: 3}\nseed: 42\n"  # the last is the default
@@ -45,8 +50,6 @@ def test_what_does_not_train_or_stands_there_twice_does_not_make_another_experim
     ("text", "said"),
     [
         ("lr: [1, 2]\ndevice: !grid [cpu, 0]\n", "as an axis: it is the pool"),
-        ("lr: [1, 2]\nrun: {n_ranks: 2}\ndevice: cpu\n", "takes one device, and 2 ranks are asked for"),
-        ("lr: 1\ndevice: [0, 1]\n", "the devices of one experiment here; fulltilt train runs it over them"),
         ("lr: [1, -2]\n", "lr -2: expected a number above 0"),
         (f"lr: {list(range(1, 400))}\nbatch_size: {list(range(1, 400))}\n", "grid of 159201 points"),
     ],
@@ -99,40 +102,10 @@ def test_each_gpu_of_the_pool_is_the_only_one_its_training_sees(cuda_build):
 
 
 def test_without_a_gpu_the_pool_is_slots_on_the_cpu(cuda_build, monkeypatch):
-    monkeypatch.setattr("fulltilt.lab.local.count_usable_cores", lambda: 9)
+    monkeypatch.setattr("fulltilt.lab.executors.local.count_usable_cores", lambda: 9)
     slots = build_slots([0, 1, 2, 3], FakeNvml())
     assert [(slot.name, slot.device, slot.n_threads) for slot in slots] == [(f"cpu:{i}", "cpu", 2) for i in range(4)]
     assert {slot.environ["OMP_NUM_THREADS"] for slot in slots} == {"2"}
     assert [slot.n_threads for slot in build_slots("auto", FakeNvml())] == [9]
     with pytest.raises(DeviceError, match="use --device cpu"):
         build_slots("cuda", FakeNvml())
-
-
-DONE = {"reason": "finished", "metrics": {"loss": 1.0}}
-WRONG = {"error": "lr is too high; lower it\nmore", "rc": 1}
-LEFT = {"error": "interrupted: saved", "rc": 130}
-
-
-@pytest.mark.parametrize(
-    ("code", "document", "wish", "arrow", "outcome"),
-    [
-        (0, DONE, {}, "finish", "succeeded"),
-        (None, DONE, {}, "finish", "succeeded"),
-        (-9, DONE, {"is_cancelled": True}, "finish", "succeeded"),
-        (143, LEFT, {"is_cancelled": True}, "end", "cancelled"),
-        (130, LEFT, {"is_stopping": True}, "requeue", "preempted"),
-        (-9, None, {"is_stopping": True}, "requeue", "preempted"),
-        (None, None, {}, "requeue", "lost"),
-        (None, LEFT, {}, "requeue", "lost"),
-        (None, WRONG, {}, "fail", "user_error"),
-        (1, WRONG, {}, "fail", "user_error"),
-        (130, LEFT, {}, "fail", "lost"),
-        (-9, None, {}, "fail", "lost"),
-        (0, None, {}, "fail", "user_error"),
-        (None, None, {"refusal": "too many processes"}, "fail", "refused"),
-    ],
-)
-def test_what_an_end_means(code, document, wish, arrow, outcome):
-    verdict = judge_end(code, document, **wish)
-    assert (verdict.arrow, verdict.outcome) == (arrow, outcome)
-    assert verdict.reason is None or "\n" not in verdict.reason

@@ -1,19 +1,24 @@
-"""The durable queue: rows once, changes guarded by state and attempt, refusals that name a remedy."""
+"""The files of the records: synced, checked, brought up to date, written to by one process, and a full disk."""
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 from pathlib import Path
 
 import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 
 from fulltilt.errors import StorageError, UsageError
-from fulltilt.lab.records import Attempt, Experiment, Point
-from fulltilt.lab.scheduler import plan_starts
+from fulltilt.lab.records import Point
+from fulltilt.lab.states import ARROWS, OWNED, STATES
 from fulltilt.lab.store import StaleAttemptError, Store, open_store
+from fulltilt.lab.store.tables import TABLES
 
 GRID = Path("/somewhere/grid.yaml")
+OF_BEFORE = Path(__file__).with_name("lab_of_one_machine.sql")
 
 
 def build_points(n: int) -> list[Point]:
@@ -21,60 +26,28 @@ def build_points(n: int) -> list[Point]:
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
-    return open_store(tmp_path, create=True)
+def store(tmp_path):
+    with contextlib.closing(open_store(tmp_path, create=True)) as store:
+        yield store
 
 
-def lease(store: Store, id: str) -> Attempt:
-    return store.lease(store.read_experiments(id=id)[0], node="here", devices=["cpu:0"], n_threads=1)
+def test_the_table_of_arrows_is_whole():
+    assert {arrow.target for arrow in ARROWS.values()} == set(STATES)
+    sources = {source for arrow in ARROWS.values() for source in arrow.sources}
+    assert "succeeded" not in sources
+    assert set(OWNED) <= sources <= set(STATES)
 
 
-def test_points_become_rows_once(store):
-    assert store.add(GRID, build_points(4), ["epochs=1"]) == 4
-    assert store.add(GRID, build_points(6), []) == 2
-    assert store.add(GRID, build_points(6), []) == 0
-    rows = store.read_experiments()
-    assert [(row.id, row.state, row.attempt) for row in rows] == [(f"e{i}", "queued", 0) for i in range(1, 7)]
-    assert rows[0].overrides == ["epochs=1"]
-    assert [event.arrow for event in store.read_events()] == ["submit"] * 6
-    assert store.read_work("e3") == (GRID, {"optim": {"lr": 2}})
-    assert store.read_ids(GRID, {"d1", "d9"}) == {"d1": "e2"}
-    for folder in ("a", "b"):
-        assert store.add(Path(f"/{folder}/grid.yaml"), build_points(1), []) == 1
-    assert [row.sweep for row in store.read_experiments()][5:] == ["grid", "grid-2", "grid-3"], "each file has its own"
-
-
-def test_a_stale_attempt_changes_nothing(store):
-    store.add(GRID, build_points(1), [])
-    first = lease(store, "e1")
-    store.advance("start", first, pid=7)
-    store.advance("requeue", first, outcome="lost")
-    second = lease(store, "e1")
-    store.advance("start", second, pid=8)
-    n_events = len(store.read_events())
-    for arrow in ("finish", "fail", "requeue", "cancel"):
-        with pytest.raises(StaleAttemptError, match="attempt 1"):
-            store.advance(arrow, first, metrics={"loss": 0.0})
-    assert len(store.read_events()) == n_events
-    store.advance("finish", second, metrics={"loss": 1.0}, outcome="succeeded")
-    store.advance("commit", second)
-    (row,) = store.read_experiments()
-    assert (row.state, row.attempt, row.pid, row.outcome) == ("succeeded", 2, 8, "succeeded")
-    assert row.metrics == {"loss": 1.0}
-
-
-def test_of_many_that_want_one_experiment_one_gets_it(store, tmp_path):
+def test_of_many_that_want_one_experiment_one_gets_it(store):
     store.add(GRID, build_points(1), [])
     (row,) = store.read_experiments()
     got, refused = [], []
 
     def claim() -> None:
-        mine = open_store(tmp_path)
         try:
-            got.append(mine.lease(row, node="here", devices=[], n_threads=None))
+            got.append(store.lease(row, node="here", devices=[], n_threads=None, engine="local"))
         except StaleAttemptError:
             refused.append(1)
-        mine.close()
 
     threads = [threading.Thread(target=claim) for _ in range(8)]
     for thread in threads:
@@ -92,25 +65,68 @@ def test_a_folder_without_a_lab_and_a_file_that_is_none(tmp_path):
         open_store(tmp_path)
 
 
-def test_what_is_committed_is_synced_and_a_full_disk_is_told_and_the_rows_stay(store, tmp_path):
+def test_a_damaged_file_is_told_when_it_is_opened(store, tmp_path):
+    store.add(GRID, build_points(500), [])
+    store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "lab.db")) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = bytearray((tmp_path / "lab.db").read_bytes())
+    content[8192:40960] = b"\xff" * 32768
+    (tmp_path / "lab.db").write_bytes(content)
+    with pytest.raises(StorageError, match=r"lab\.db (is damaged|is no lab)"):
+        open_store(tmp_path)
+
+
+def test_what_is_committed_is_synced_and_on_a_full_disk_states_can_still_be_written(store, tmp_path):
     store.add(GRID, build_points(2), [])
     with store._engine.connect() as connection:
         pragmas = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
         assert pragmas == ["wal", 2], "what is committed is synced"
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+    assert (tmp_path / "ballast").stat().st_blocks > 1000
     with pytest.raises(StorageError, match="no space left"):
         store.add(GRID, build_points(5000), [])
-    assert len(open_store(tmp_path).read_experiments()) == 2
-    assert sqlite3.connect(tmp_path / "lab.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert not (tmp_path / "ballast").exists(), "its room is for changes of state"
+    assert store.has_room()
+    assert (tmp_path / "ballast").exists(), "taken again as soon as there is room"
+    assert len(store.read_experiments()) == 2
 
 
-def build_row(id: str, priority: int = 0) -> Experiment:
-    return Experiment(id=id, sweep="s", state="queued", attempt=0, priority=priority, point={}, overrides=())
+def test_the_migrations_lead_to_the_tables_of_the_code(store):
+    with store._engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), TABLES) == []
 
 
-def test_the_oldest_of_the_most_urgent_start_and_the_others_wait():
-    rows = [build_row("e1"), build_row("e2", 5), build_row("e3"), build_row("e4", 5)]
-    assert [(row.id, slot) for row, slot in plan_starts(rows, "abc")] == [("e2", "a"), ("e4", "b"), ("e1", "c")]
-    assert plan_starts(rows, []) == []
-    assert plan_starts([], ["a"]) == []
+def test_a_lab_of_one_machine_is_brought_up_to_date_and_its_file_is_kept(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "lab.db")) as database:
+        database.executescript(OF_BEFORE.read_text())
+    with contextlib.closing(open_store(tmp_path)) as store:
+        rows = store.read_experiments()
+        assert [(row.id, row.state, row.attempt) for row in rows] == [("e1", "succeeded", 1), ("e2", "queued", 1)]
+        assert (rows[0].metrics["accuracy"], rows[0].n_devices, rows[0].owner) == (0.75, 1, "")
+        attempt, _ = store.lease(rows[1], node="here", devices=["cpu:0"], n_threads=1, engine="local")
+        assert attempt.number == 2
+    with contextlib.closing(sqlite3.connect(tmp_path / "lab.db.before-0002")) as database:
+        assert database.execute("SELECT count(*) FROM experiment").fetchone() == (2,)
+        assert not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone()
+
+
+def test_a_lab_of_a_newer_fulltilt_is_left_alone(store, tmp_path):
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    store.close()
+    with pytest.raises(StorageError, match="has version 9999, and this fulltilt knows 0002"):
+        open_store(tmp_path)
+
+
+def test_what_is_over_can_be_removed_and_what_runs_cannot(store: Store):
+    store.add(GRID, build_points(2), [])
+    first, second = store.read_experiments()
+    store.advance("drop", first.newest)
+    with pytest.raises(StaleAttemptError):
+        store.remove(first)  # as it was when it was read
+    (first,) = store.read_experiments(id="e1")
+    store.remove(first)
+    assert [row.id for row in store.read_experiments()] == ["e2"]
+    assert {event.experiment for event in store.read_events()} == {second.id}

@@ -1,0 +1,52 @@
+"""``fulltilt lab serve``: run the queue of a lab until it is stopped."""
+
+import argparse
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+
+from fulltilt.cli._shared import build_console, print_result
+from fulltilt.engine.interrupt import catch_signals
+from fulltilt.errors import UsageError
+from fulltilt.lab.executors import Executor
+from fulltilt.lab.executors.local import LocalExecutor
+from fulltilt.lab.serving import RUNNER_LOGS, open_lab, serve
+from fulltilt.records.run_folder import hold_folder
+
+TURN_S = 0.5
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; what runs goes on, and the next server finds it."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    folder, console = Path(args.lab), build_console(is_screen=True)
+    executors: list[Executor] = []
+    if args.devices != "none":
+        pool = _read_pool(args.devices)
+        executors.append(LocalExecutor(pool, logs=folder / RUNNER_LOGS, is_lasting=True))
+    with (
+        hold_folder(folder),
+        open_lab(folder, database=args.database, depot=args.depot, create=True) as lab,
+        serve(lab, executors, host=args.host, port=args.port, names=args.allow_host) as (address, coordinator),
+        catch_signals((signal.SIGINT, signal.SIGTERM)) as stop,
+    ):
+        devices = ", ".join(device for room in coordinator.read_rooms() for device in room.free)
+        print_result(console, f"the lab {folder} is served at {address.url}; devices here: {devices or 'none'}")
+        console.print(
+            f"its token is in {folder / 'token'}; fulltilt lab submit CONFIG queues experiments", soft_wrap=True
+        )
+        while not stop:
+            time.sleep(TURN_S)
+    console.print("stopped; what runs goes on, and fulltilt lab serve finds it again")
+    return 0
+
+
+def _read_pool(text: str) -> str | list[int]:
+    if not text.replace(",", "").isdecimal():
+        return text
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--devices {text}: expected auto, cpu, none or numbers such as 0,1") from None

@@ -1,0 +1,186 @@
+"""Run the queue: settle what ended, wake what waited, and start what is next, turn after turn.
+
+All that a turn decides it reads from the store, so a server that was killed goes on where it was.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from fulltilt.errors import StorageError
+from fulltilt.lab.executors import Executor, Place, RefusedError
+from fulltilt.lab.lab import Lab
+from fulltilt.lab.records import Attempt, Experiment
+from fulltilt.lab.runner.order import Order
+from fulltilt.lab.scheduling.ends import End
+from fulltilt.lab.scheduling.order import Room, Start, plan_starts
+from fulltilt.lab.scheduling.retries import is_barred
+from fulltilt.lab.settling import finalize, settle
+from fulltilt.lab.states import LIVE, OWNED
+from fulltilt.lab.store import StaleAttemptError, compute_digest
+
+TURN_S = 0.25
+PAUSE_S = 1.0  # after a turn that failed
+LOOKED_AT = 64  # queued experiments of an owner in a turn, beyond those that fit now
+GONE = End(outcome="lost", reason="its process is gone, and nobody saw its end")
+ENDED_WITH_SERVER = End(outcome="preempted", reason="its server was gone")
+EXPIRED = End(outcome="lost", reason="nothing was heard of it for the whole term of its lease")
+logger = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Schedules the experiments of one lab on the machines of its executors.
+
+    Args:
+        write_order: Builds the order for an attempt from its token and its mark; it knows the server's address.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        executors: Sequence[Executor],
+        write_order: Callable[[Executor, str, str, str], Order],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._lab, self._executors, self._write_order = lab, {each.name: each for each in executors}, write_order
+        self._clock = clock
+        self._awake_s: dict[Attempt, float] = {}  # when what waits in backoff has waited enough
+        self._asked_s: dict[Attempt, float] = {}  # when what shall end was told to
+        self._is_over = threading.Event()
+        self.is_draining = False  # starts nothing any more
+        self._inherited = {each.newest for each in lab.store.read_experiments(states=LIVE)}
+
+    def run(self) -> None:
+        """Take turns until ``stop``."""
+        while not self._is_over.is_set():
+            try:
+                self.turn()
+            except StorageError as error:  # the disk is full, or the database is away: nothing is lost, all waits
+                logger.warning("the queue waits: %s", error)
+                self._is_over.wait(PAUSE_S)
+            except Exception:  # the last resort of a thread that nobody waits for: what is stored stays true
+                logger.exception("a turn of the queue failed, and the next one tries again")
+                self._is_over.wait(PAUSE_S)
+            self._lab.woken.wait(TURN_S)
+            self._lab.woken.clear()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._lab.woken.set()
+
+    def turn(self) -> None:
+        live = self._lab.store.read_experiments(states=LIVE)
+        self._end_expired(live)
+        self._settle_gone(live)
+        self._end_wished(live)
+        for experiment in self._lab.store.read_experiments(states=("finalizing",)):
+            finalize(self._lab, experiment.newest)
+        if not self.is_draining and self._lab.store.has_room():
+            self._wake()
+            self._start()
+
+    def is_idle(self) -> bool:
+        """Return whether nothing is under way and, unless it drains, nothing waits for its turn."""
+        states = self._lab.store.count_states()
+        return not any(states.get(state) for state in (OWNED if self.is_draining else (*OWNED, "queued", "backoff")))
+
+    def read_rooms(self) -> list[Room]:
+        """Return the machines of all executors, as if nothing ran on them."""
+        return [
+            _build_room(place, (), is_barred=False)
+            for executor in self._executors.values()
+            for place in executor.read_places()
+        ]
+
+    def end_all(self, *, is_urgent: bool) -> None:
+        """Ask every live attempt to save and end, or end it at once; it is queued again."""
+        for experiment in self._lab.store.read_experiments(states=LIVE):
+            self._executors[experiment.engine or ""].cancel(experiment, is_urgent=is_urgent)
+
+    def _end_expired(self, live: Sequence[Experiment]) -> None:
+        expired = set(self._lab.leases.turn(experiment.newest for experiment in live))
+        for experiment in live:
+            if experiment.newest in expired:
+                self._settle(experiment, EXPIRED)
+
+    def _settle_gone(self, live: Sequence[Experiment]) -> None:
+        for executor in self._executors.values():
+            mine = [experiment for experiment in live if experiment.engine == executor.name]
+            seen = executor.poll(mine) if mine else {}
+            for experiment in mine:
+                if seen.get(experiment.id) == "gone":
+                    ended_with_server = experiment.newest in self._inherited and not executor.is_lasting
+                    self._settle(experiment, ENDED_WITH_SERVER if ended_with_server else GONE)
+
+    def _settle(self, experiment: Experiment, end: End) -> None:
+        with contextlib.suppress(StaleAttemptError):  # its runner was faster
+            settle(self._lab, experiment.newest, end)
+        self._asked_s.pop(experiment.newest, None)
+
+    def _end_wished(self, live: Sequence[Experiment]) -> None:
+        """Tell the engine too what the next renewal tells the runner, and end by force what takes too long."""
+        for experiment in live:
+            if experiment.wish is None or experiment.engine not in self._executors:
+                continue
+            asked_s = self._asked_s.setdefault(experiment.newest, self._clock())
+            if self._clock() - asked_s > self._lab.term.grace_s:
+                self._executors[experiment.engine].cancel(experiment, is_urgent=True)
+
+    def _wake(self) -> None:
+        waiting = self._lab.store.read_experiments(states=("backoff",))
+        now_s = self._clock()
+        self._awake_s = {each.newest: self._awake_s.get(each.newest, now_s + (each.delay_s or 0.0)) for each in waiting}
+        for experiment in waiting:
+            if self._awake_s[experiment.newest] <= now_s:
+                try:
+                    self._lab.store.advance("wake", experiment.newest)
+                except StaleAttemptError:
+                    continue
+
+    def _start(self) -> None:
+        in_use = self._lab.store.read_experiments(states=LIVE)
+        barred = {node.name for node in self._lab.store.read_nodes() if is_barred(node)}
+        for executor in self._executors.values():
+            places = {place.node: place for place in executor.read_places()}
+            rooms = [_build_room(place, in_use, is_barred=place.node in barred) for place in places.values()]
+            n_free = sum(len(room.free) for room in rooms if not room.is_barred)
+            if not n_free:
+                continue
+            used: Counter[str] = Counter()
+            for experiment in in_use:
+                used[experiment.owner] += experiment.n_devices
+            heads = self._lab.store.read_heads(n_free + LOOKED_AT)
+            avoid = {each.id: each.last_node for each in heads if each.n_lost and each.last_node}
+            for start in plan_starts(heads, rooms, in_use=used, avoid=avoid):
+                self._begin(executor, start, places[start.node])
+
+    def _begin(self, executor: Executor, start: Start, place: Place) -> None:
+        try:
+            attempt, token = self._lab.store.lease(
+                start.experiment,
+                node=start.node,
+                devices=start.devices,
+                n_threads=place.n_threads and place.n_threads * len(start.devices),
+                engine=executor.name,
+            )
+        except StaleAttemptError:  # cancelled since the queue was read
+            return
+        self._lab.leases.renew(attempt)
+        mark = f"{attempt.experiment}/{attempt.number}/{compute_digest(token)[:16]}"
+        try:
+            ref = executor.submit(
+                attempt, self._write_order(executor, token, mark, start.node), start.node, start.devices
+            )
+        except RefusedError as error:
+            settle(self._lab, attempt, End(outcome="infra_refused", reason=str(error)))
+            return
+        self._lab.store.note(attempt, ref=ref)
+
+
+def _build_room(place: Place, in_use: Sequence[Experiment], *, is_barred: bool) -> Room:
+    taken = {device for experiment in in_use if experiment.node == place.node for device in experiment.devices}
+    free = [device for device in place.devices if device not in taken]
+    return Room(node=place.node, free=free, n_devices=len(place.devices), is_barred=is_barred)

@@ -1,0 +1,162 @@
+"""Keep files under the digest of their content, at a URI that fsspec can open: code, checkpoints, results.
+
+A file that arrives twice is stored once, and one that arrived in part is never there: it gets its name last.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import uuid
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import fsspec
+
+from fulltilt.errors import StorageError
+
+PIECE_BYTES = 1 << 20
+LINK_BYTES = 1 << 20  # smaller ones are copied: people edit them
+DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Depot:
+    """Files by digest (SHA-256, hexadecimal) below ``uri``: a folder, ``s3://…``, ``gs://…``, ``sftp://…``.
+
+    In a folder on the same disk a file is linked, not copied: 2 GB take no time and no room.
+    """
+
+    def __init__(self, uri: str | Path):
+        self.uri = str(uri)
+        self._system, self._root = fsspec.core.url_to_fs(self.uri)
+        self._folder = Path(self._root) if "file" in _list_protocols(self._system) else None
+
+    def has(self, digest: str) -> bool:
+        return self._system.exists(self._place(digest))
+
+    def put(self, path: Path) -> str:
+        """Store a file and return its digest. It must not be written to later; replacing it is fine."""
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            if self.has(digest):
+                return digest
+            place = Path(self._place(digest))
+            if self._folder is not None and os.fstat(stream.fileno()).st_size >= LINK_BYTES:
+                with contextlib.suppress(OSError):  # another disk, one without links, or replaced meanwhile
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    # What was read, whatever has the name now; with a descriptor of a folder os.link follows links.
+                    os.link(f"/proc/self/fd/{stream.fileno()}", place, src_dir_fd=stream.fileno())
+                    return digest
+            stream.seek(0)
+            self.put_pieces(iter(lambda: stream.read(PIECE_BYTES), b""), digest)
+        return digest
+
+    def put_pieces(self, pieces: Iterable[bytes], digest: str) -> int:
+        """Store what arrives in pieces and return its size.
+
+        Raises:
+            StorageError: the content has another digest, or there is no room; nothing is kept.
+        """
+        place, found, n_bytes = self._place(digest), hashlib.sha256(), 0
+        partial = f"{place}.{uuid.uuid4().hex}.part"
+        try:
+            with _explain(place):
+                self._system.makedirs(self._system._parent(place), exist_ok=True)
+                stream = self._system.open(partial, "wb")
+            with stream:
+                for piece in pieces:
+                    found.update(piece)
+                    n_bytes += len(piece)
+                    with _explain(place):
+                        stream.write(piece)
+                if self._folder is not None:
+                    with _explain(place):
+                        stream.flush()
+                        os.fsync(stream.fileno())
+            if found.hexdigest() != digest:
+                raise StorageError(f"a file arrived as {found.hexdigest()}, and {digest} was said; send it again")
+            with _explain(place):
+                self._system.mv(partial, place)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._system.rm(partial)
+            raise
+        return n_bytes
+
+    def get(self, digest: str, target: Path) -> None:
+        """Put a stored file to ``target``, whole or not at all.
+
+        Raises:
+            StorageError: it is not there, or its content has changed.
+        """
+        with _explain(target), self.open(digest) as source:
+            write_verified(iter(lambda: source.read(PIECE_BYTES), b""), digest, target)
+
+    def open(self, digest: str) -> BinaryIO:
+        try:
+            return self._system.open(self._place(digest), "rb")
+        except FileNotFoundError:
+            raise StorageError(f"{self.uri} holds no file {digest}") from None
+
+    def measure(self, digest: str) -> int:
+        """Return the size of a stored file in bytes."""
+        return self._system.size(self._place(digest))
+
+    def link(self, digest: str, target: Path) -> None:
+        """Put a stored file to ``target``, as a link where that is possible."""
+        if self._folder is not None and self.measure(digest) >= LINK_BYTES:
+            partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):
+                os.link(self._place(digest), partial)
+                partial.replace(target)
+                return
+        self.get(digest, target)
+
+    def sweep(self, kept: Collection[str]) -> int:
+        """Remove all files but ``kept`` and return the bytes that were freed. Nothing may arrive meanwhile."""
+        freed = 0
+        for place in self._system.find(self._root):
+            if place.rpartition("/")[2] not in kept:
+                freed += self._system.size(place)
+                self._system.rm(place)
+        return freed
+
+    def _place(self, digest: str) -> str:
+        if not DIGEST.fullmatch(digest):
+            raise StorageError(f"{digest!r} is no digest of a file")
+        return f"{self._root}/{digest[:2]}/{digest}"
+
+
+def _list_protocols(system: fsspec.AbstractFileSystem) -> tuple[str, ...]:
+    found = system.protocol
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+@contextlib.contextmanager
+def _explain(place: object) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        said = error.strerror or error
+        raise StorageError(f"{place} cannot be written ({said}); free some room, or see who may write there") from error
+
+
+def write_verified(pieces: Iterable[bytes], digest: str, target: Path) -> None:
+    """Write what arrives to ``target``, whole or not at all. Raises StorageError if its digest is another one."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    found = hashlib.sha256()
+    try:
+        with partial.open("wb") as stream:
+            for piece in pieces:
+                found.update(piece)
+                stream.write(piece)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if found.hexdigest() != digest:
+            raise StorageError(f"{target.name} arrived damaged: {found.hexdigest()} instead of {digest}")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)

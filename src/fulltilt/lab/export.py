@@ -1,0 +1,28 @@
+"""Write experiments as a table for other programs."""
+
+import csv
+from collections.abc import Sequence
+from typing import TextIO
+
+from fulltilt.lab.listing import Entry
+
+FIRST = ("id", "sweep", "state", "attempt", "seconds")
+DANGEROUS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that begins so for a formula
+
+
+def write_csv(entries: Sequence[Entry], stream: TextIO) -> None:
+    """Write a line for each experiment: what it is, the values of its point, its metrics, why it ended."""
+    axes = dict.fromkeys(key for entry in entries for key in entry["point"])
+    metrics = dict.fromkeys(name for entry in entries for name in entry["metrics"])
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*FIRST, *axes, *metrics, "reason"])
+    for entry in entries:
+        values = [entry[name] for name in FIRST] + [entry["point"].get(key) for key in axes]
+        values += [entry["metrics"].get(name) for name in metrics] + [entry["reason"]]
+        writer.writerow(list(map(_disarm, values)))
+
+
+def _disarm(value: object) -> object:
+    if value is None:
+        return ""
+    return f"'{value}" if isinstance(value, str) and value.startswith(DANGEROUS) else value

@@ -1,0 +1,43 @@
+"""Hold the parts of one lab that its server works with."""
+
+import dataclasses
+import threading
+from pathlib import Path
+
+from fulltilt.lab.depot import Depot
+from fulltilt.lab.records import Attempt
+from fulltilt.lab.scheduling.leases import Leases, Term
+from fulltilt.lab.store import Store
+
+
+@dataclasses.dataclass(kw_only=True)
+class Lab:
+    """One lab: its folder, its records, its files, and who was heard of.
+
+    Attributes:
+        wishes: What somebody wants of live attempts, for the answers to their renewals; the store has them too.
+        woken: Set when something changed that the coordinator should look at.
+    """
+
+    folder: Path
+    store: Store
+    depot: Depot
+    leases: Leases
+    term: Term
+    wishes: dict[Attempt, str] = dataclasses.field(default_factory=dict)
+    woken: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def wish(self, attempt: Attempt, wish: str) -> None:
+        self.wishes[attempt] = wish
+        self.woken.set()
+
+
+def find_out_dir(lab: Path, experiment: str) -> Path:
+    """Return the folder of an experiment's logs and results."""
+    return lab / experiment
+
+
+def find_stream(lab: Path, attempt: Attempt, name: str) -> Path:
+    """Return the file of what an attempt's runner appends: ``log-2.txt``, ``events-2.jsonl``."""
+    stem, _, suffix = name.partition(".")
+    return find_out_dir(lab, attempt.experiment) / f"{stem}-{attempt.number}.{suffix}"

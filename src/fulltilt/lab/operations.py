@@ -1,0 +1,127 @@
+"""Do what people ask of a lab: submit, cancel, pause, resume, retry, priorities, remove."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from fulltilt.errors import UsageError
+from fulltilt.lab.lab import Lab, find_out_dir
+from fulltilt.lab.points import Grid, read_grid
+from fulltilt.lab.records import Code, Experiment
+from fulltilt.lab.scheduling.order import Room, find_impossible
+from fulltilt.lab.states import LIVE, OVER, WAITING
+from fulltilt.lab.store import StaleAttemptError
+from fulltilt.records.run_folder import write_atomic
+
+PRIORITIES = range(-1000, 1001)
+N_TRIES = 20  # against a coordinator that moves the same experiment
+
+
+def submit(
+    lab: Lab,
+    *,
+    source: str,
+    text: str,
+    overrides: Sequence[str],
+    owner: str,
+    priority: int = 0,
+    code: Code | None = None,
+    rooms: Sequence[Room] = (),
+) -> tuple[Grid, list[str]]:
+    """Queue every point of a configuration's grid that is not there yet → the grid, and the ids of all its points.
+
+    Args:
+        source: The file it was read from; with the values it is what an experiment is known by.
+        rooms: The machines there are; none: it is not known yet.
+
+    Raises:
+        ConfigError: the configuration is no good. UsageError: no machine can ever run it.
+    """
+    _check_priority(priority)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    path = write_atomic(lab.folder / "sweeps" / digest / Path(source).name, text)
+    grid = read_grid(str(path), overrides)
+    if rooms and (obstacle := find_impossible(grid.n_devices, rooms)):
+        raise UsageError(f"{Path(source).name} cannot run here: {obstacle}; ask for fewer, or add a machine")
+    lab.store.add(source, grid.points, overrides, owner=owner, priority=priority, n_devices=grid.n_devices, code=code)
+    lab.woken.set()
+    known = lab.store.read_ids(source, {point.digest for point in grid.points})
+    return grid, [known[point.digest] for point in grid.points]
+
+
+def cancel(lab: Lab, id: str) -> Experiment:
+    """End an experiment: at once where it waits, after it has saved where it runs. The wish outlives the server."""
+    return _move(lab, id, {WAITING: "drop", LIVE: "cancel"}, "there is nothing to cancel")
+
+
+def pause(lab: Lab, id: str) -> Experiment:
+    """Hold an experiment back; one that runs saves first, and goes on from there after ``resume``."""
+    return _move(lab, id, {("queued", "backoff"): "hold", ("leased", "running"): "pause"}, "there is nothing to pause")
+
+
+def resume(lab: Lab, id: str) -> Experiment:
+    """Queue an experiment again that was paused, or held because it was lost too often."""
+    return _move(lab, id, {("held",): "release"}, "only what is held can be resumed")
+
+
+def retry(lab: Lab, id: str) -> Experiment:
+    """Queue an experiment again that failed or was cancelled."""
+    return _move(lab, id, {("failed", "cancelled"): "retry"}, "only what failed or was cancelled can be tried again")
+
+
+def prioritise(lab: Lab, id: str, priority: int) -> Experiment:
+    """Set the priority of an experiment: higher ones start first."""
+    _check_priority(priority)
+    find(lab, id)
+    lab.store.set_priority(id, priority)
+    lab.woken.set()
+    return find(lab, id)
+
+
+def remove(lab: Lab, id: str) -> Experiment:
+    """Remove an experiment that is over from the records; its folder goes to ``removed``."""
+    found = find(lab, id)
+    if found.state not in OVER:
+        raise UsageError(f"{id} is {found.state}; fulltilt lab cancel {id} first")
+    lab.store.remove(found)
+    folder = find_out_dir(lab.folder, id)
+    if folder.exists():
+        target = lab.folder / "removed" / id
+        target.parent.mkdir(exist_ok=True)
+        folder.rename(target)
+    return found
+
+
+def find(lab: Lab, id: str) -> Experiment:
+    """Return an experiment. Raises UsageError with the nearest ids if there is none of this name."""
+    number = id.removeprefix("e")
+    found = lab.store.read_experiments(id=f"e{number}") if number.isdecimal() and len(number) < 10 else ()
+    if not found:
+        total = sum(lab.store.count_states().values())
+        raise UsageError(f"there is no experiment {id!r}; there are {total}, and fulltilt lab list names them")
+    return found[0]
+
+
+def _move(lab: Lab, id: str, arrows: dict[tuple[str, ...], str], otherwise: str) -> Experiment:
+    for _ in range(N_TRIES):
+        found = find(lab, id)
+        arrow = next((arrow for states, arrow in arrows.items() if found.state in states), None)
+        if arrow is None:
+            if arrows.get(LIVE) and found.state == "finalizing":
+                return found
+            raise UsageError(f"{found.id} is {found.state} already; {otherwise}")
+        try:
+            lab.store.advance(arrow, found.newest, **({"n_lost": 0} if arrow in ("release", "retry") else {}))
+        except StaleAttemptError:  # the coordinator was faster: look again
+            continue
+        moved = find(lab, id)
+        if moved.wish is not None:
+            lab.wish(moved.newest, moved.wish)
+        lab.woken.set()
+        return moved
+    raise UsageError(f"{id} keeps changing; try again")
+
+
+def _check_priority(priority: int) -> None:
+    if priority not in PRIORITIES:
+        raise UsageError(f"priority {priority} must be from {PRIORITIES[0]} to {PRIORITIES[-1]}")

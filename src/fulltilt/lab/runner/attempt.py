@@ -1,0 +1,173 @@
+"""Train for one attempt: ask what to do, start ``fulltilt train``, and end it when it should end."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fulltilt.errors import StorageError
+from fulltilt.hardware.proctree import build_death_wish, kill_marked
+from fulltilt.lab.runner.guard import FENCED, Deadline, read_clock_s
+from fulltilt.lab.runner.link import FencedError, Link, UnreachableError
+from fulltilt.lab.runner.order import MARK, Order
+from fulltilt.lab.runner.renewal import Renewal
+from fulltilt.lab.runner.shipping import CHECKPOINTS, Shipping, list_result_files
+from fulltilt.lab.scheduling.ends import End, judge_end, read_document
+from fulltilt.lab.snapshot import unpack_code
+
+TRAIN = (sys.executable, "-m", "fulltilt", "train")
+TURN_S = 0.1
+RETRY_S = 1.0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+OWNER = ".attempt"  # in a run folder: the attempt that wrote it last
+
+
+def run_attempt(order: Order, deadline: Deadline) -> int:
+    """Run the attempt to its end and return the exit code of the runner.
+
+    Only this thread starts processes: the kernel's death signal follows the thread that started one.
+    """
+    stop: list[int] = []
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda number, frame: stop.append(number))
+    link = Link(order)
+    try:
+        renewal = Renewal(link, order, deadline)
+        task = renewal.begin()
+        attempt = _Attempt(order, task, link)
+        end = attempt.train(renewal, stop)
+        attempt.hand_in(end)
+        renewal.stop()
+    except FencedError:
+        kill_marked(f"{MARK}={order.mark}")
+        return FENCED
+    return 0
+
+
+class _Attempt:
+    """The folders, the process and the files of one attempt on this node."""
+
+    def __init__(self, order: Order, task: Mapping[str, Any], link: Link):
+        self._order, self._task, self._link = order, task, link
+        root, name = Path(order.root), task["experiment"]
+        self._out_dir = root / name
+        self._notes = root / "attempts" / f"{name}-{task['attempt']}"
+        self._result = self._notes / "result.json"
+        self._shipping: Shipping | None = None
+
+    def train(self, renewal: Renewal, stop: Sequence[int]) -> End:
+        """Start the training, and watch it until it ended, was fenced or told to stop."""
+        try:
+            source = self._prepare()
+        except (OSError, StorageError) as error:
+            return End(outcome="infra_refused", reason=f"{self._order.node} cannot begin: {error}")
+        log = self._notes / "log.txt"
+        self._shipping = Shipping(Link(self._order), log=log, out_dir=self._out_dir, renewal=renewal)
+        with log.open("ab", buffering=0) as stream:
+            stream.write(f"{self._task['title']}\n".encode())
+            try:
+                process = subprocess.Popen(
+                    self._build_command(source),
+                    cwd=source.parent,
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=stream,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: self._order.mark},
+                    start_new_session=True,
+                    preexec_fn=build_death_wish(os.getpid()),
+                )
+            except OSError as error:
+                return End(outcome="infra_refused", reason=f"it cannot be started: {error.strerror}")
+        self._shipping.start()
+        is_stopped = self._watch(process, renewal, stop)
+        kill_marked(f"{MARK}={self._order.mark}")
+        return judge_end(process.wait(), read_document(self._result), is_stopped=is_stopped)
+
+    def hand_in(self, end: End) -> None:
+        """Bring the server the rest of the log, the last checkpoint and the end, however long it is away."""
+        if self._shipping is not None:
+            self._shipping.finish()
+        files = [*list_result_files(self._out_dir), self._result] if end.outcome == "succeeded" else []
+        while True:  # until the guard ends this
+            try:
+                sent = [self._link.send(file) for file in files]
+                self._link.finish(end, sent)
+                break
+            except UnreachableError:
+                time.sleep(RETRY_S)
+        shutil.rmtree(self._notes, ignore_errors=True)
+
+    def _watch(self, process: subprocess.Popen[bytes], renewal: Renewal, stop: Sequence[int]) -> bool:
+        """Wait for the end of the process, and return whether it was asked to stop."""
+        asked_s: float | None = None
+        while process.poll() is None:
+            if renewal.is_fenced:
+                raise FencedError
+            if asked_s is None and (stop or renewal.wish or read_clock_s() > renewal.ends_s):
+                asked_s = read_clock_s()
+                process.send_signal(signal.SIGTERM)
+            if asked_s is not None and (read_clock_s() - asked_s > self._task["grace_s"] or len(stop) > 1):
+                kill_marked(f"{MARK}={self._order.mark}")
+            time.sleep(TURN_S)
+        return asked_s is not None
+
+    def _prepare(self) -> Path:
+        """Lay out code and checkpoint, and return the configuration file."""
+        self._notes.mkdir(parents=True, exist_ok=True)
+        self._result.unlink(missing_ok=True)
+        self._lay_checkpoint()
+        (self._out_dir / OWNER).write_text(str(self._task["attempt"]))
+        code = self._task["code"]
+        if code is None:
+            return Path(self._task["source"])
+        folder = Path(self._order.root) / "code" / code["digest"]
+        if not folder.exists():
+            archive = folder.with_suffix(f".{os.getpid()}.tar")
+            self._link.fetch(code["digest"], archive)
+            unpack_code(archive, folder, beside=Path(code["root"]))
+            archive.unlink()
+        return folder / code["entry"]
+
+    def _lay_checkpoint(self) -> None:
+        """Start from what the attempt before left here, or else from the newest checkpoint that is whole."""
+        if _read_owner(self._out_dir) == self._task["attempt"] - 1:
+            return
+        shutil.rmtree(self._out_dir, ignore_errors=True)
+        self._out_dir.mkdir(parents=True)
+        for number in sorted({file["attempt"] for file in self._task["checkpoints"]}, reverse=True):
+            try:
+                for file in self._task["checkpoints"]:
+                    if file["attempt"] == number and file["name"] in CHECKPOINTS:
+                        self._link.fetch(file["digest"], self._out_dir / file["name"])
+                return
+            except StorageError:  # damaged: the one before has to do
+                continue
+
+    def _build_command(self, source: Path) -> list[str]:
+        command = [*(self._order.command or TRAIN), str(source), *self._task["words"]]
+        command += _choose_devices(self._order.device, self._task["n_devices"])
+        return [*command, "--resume", "--out", str(self._out_dir), "--json", str(self._result)]
+
+
+def _choose_devices(device: str | None, n_devices: int) -> list[str]:
+    """Return the words for what the engine gave: the GPUs that are visible, or so many processes on the CPU."""
+    if device is None:
+        from fulltilt.hardware import resolve_device
+
+        device = "cpu" if resolve_device("auto") == "cpu" else "cuda"
+    if device == "cpu":
+        return ["run.device=cpu", *([f"run.n_ranks={n_devices}"] if n_devices > 1 else [])]
+    return [f"run.device={json.dumps(list(range(n_devices))) if n_devices > 1 else 'cuda:0'}"]
+
+
+def _read_owner(out_dir: Path) -> int | None:
+    try:
+        return int((out_dir / OWNER).read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,110 @@
+"""Bring an attempt's log, events and checkpoints to the server while it trains.
+
+Bytes are sent from where the server says its end is, so nothing arrives twice and nothing is left out. While the server
+is away they wait in the files themselves.
+"""
+
+import threading
+from pathlib import Path
+
+from fulltilt.lab.runner.link import FencedError, Link, UnreachableError
+from fulltilt.lab.runner.renewal import Renewal
+from fulltilt.records.run_folder import drop_torn_line
+
+TURN_S = 0.5
+RETRY_S = 1.0
+PIECE_BYTES = 1 << 20
+CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint.json"
+CHECKPOINTS = (CHECKPOINT, FINGERPRINT)  # what a training goes on from elsewhere
+LEFT_OUT = (".lock", "checkpoint.previous.pt")  # of a run folder: of use on its node only
+
+
+class Shipping:
+    """Ships what one attempt writes, in a thread of its own."""
+
+    def __init__(self, link: Link, *, log: Path, out_dir: Path, renewal: Renewal):
+        self._link, self._renewal, self._out_dir = link, renewal, out_dir
+        events = out_dir / "events.jsonl"
+        self._streams = [_Stream("log.txt", log, 0), _Stream("events.jsonl", events, _measure_whole(events))]
+        self._sent: tuple[int, int] | None = _identify(out_dir / CHECKPOINT)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shipping", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until all that was written has arrived; the guard ends this where the server stays away."""
+        self._is_over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self._renewal.is_fenced:
+            raise FencedError
+
+    def _run(self) -> None:
+        while not self._renewal.is_fenced:
+            is_last = self._is_over.is_set()
+            try:
+                self._ship()
+                if is_last:
+                    return
+                self._is_over.wait(TURN_S)
+            except UnreachableError:
+                threading.Event().wait(RETRY_S)
+            except FencedError:
+                self._renewal.is_fenced = True
+
+    def _ship(self) -> None:
+        for stream in self._streams:
+            while piece := stream.read():
+                stream.move(self._link.append(stream.name, stream.n_sent, piece))
+        found = _identify(self._out_dir / CHECKPOINT)
+        if found is not None and found != self._sent:
+            files = [self._out_dir / name for name in CHECKPOINTS if (self._out_dir / name).exists()]
+            self._link.commit_checkpoint([self._link.send(file) for file in files])
+            self._sent = found
+
+
+class _Stream:
+    """A file that grows, and how much of it has arrived."""
+
+    def __init__(self, name: str, path: Path, start: int):
+        self.name, self._path, self._start = name, path, start
+        self.n_sent = 0
+
+    def read(self) -> bytes:
+        try:
+            with self._path.open("rb") as stream:
+                stream.seek(self._start + self.n_sent)
+                return stream.read(PIECE_BYTES)
+        except FileNotFoundError:
+            return b""
+
+    def move(self, n_there: int) -> None:
+        self.n_sent = n_there
+
+
+def list_result_files(out_dir: Path) -> list[Path]:
+    """Return the files of a run folder that belong to its result."""
+    return sorted(
+        path
+        for path in out_dir.iterdir()
+        if path.is_file() and not path.is_symlink() and path.name not in LEFT_OUT and not path.name.startswith(".")
+    )
+
+
+def _measure_whole(path: Path) -> int:
+    """Cut off a torn last line, as the training will, and return the size in bytes."""
+    if not path.exists():
+        return 0
+    with path.open("rb+", buffering=0) as stream:
+        return drop_torn_line(stream)
+
+
+def _identify(path: Path) -> tuple[int, int] | None:
+    """Tell one checkpoint from the next, which takes its place as another file."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns

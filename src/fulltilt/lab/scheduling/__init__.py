@@ -1,0 +1,1 @@
+"""Decide, as pure functions of records: who is next and where, what an end means, whose time is up."""

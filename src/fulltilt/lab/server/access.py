@@ -1,0 +1,152 @@
+"""Decide who may do what: a token and a role for every route, and no request that another site made.
+
+A route says its role by ``Depends(allow("read"))``; a test refuses one that does not. A browser has the token in a
+cookie that no other site can send along; everything else sends it in the Authorization header.
+"""
+
+import hmac
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fulltilt.lab.records import Attempt, Token
+from fulltilt.lab.store import Store
+from fulltilt.records.run_folder import write_atomic
+
+COOKIE = "fulltilt_lab"
+ROLES = {"read": ("read", "submit", "admin"), "submit": ("submit", "admin"), "admin": ("admin",), "join": ("join",)}
+ROLES |= {"worker": ("worker",), "runner": ("runner",), "anyone": ()}
+TOKEN_FILE = "token"
+SAFE_METHODS = ("GET", "HEAD")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def read_or_make_token(lab: Path) -> str:
+    """Return the token of the lab's owner, from a file that only they can read; the first call makes it."""
+    path = lab / TOKEN_FILE
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        path.touch(mode=0o600)
+        token = secrets.token_urlsafe(24)
+        write_atomic(path, token + "\n")
+        return token
+
+
+def allow(role: str) -> Callable[..., Token | None]:
+    """Return the dependency of a route that needs ``role``; ``anyone`` needs no token."""
+
+    def check(request: Request) -> Token | None:
+        if role == "anyone":
+            return None
+        token = _read_token(request)
+        if token is None:
+            raise HTTPException(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
+        found = _find(request, token)
+        if found is None:
+            raise HTTPException(401, "the token is not known, or has expired", {"WWW-Authenticate": "Bearer"})
+        if found.role not in ROLES[role]:
+            raise HTTPException(403, f"a token for {found.role!r} may not do this; it takes one for {role!r}")
+        return found
+
+    check.role = role  # type: ignore[attr-defined]
+    return check
+
+
+def find_attempt(request: Request) -> Attempt:
+    """Return the attempt whose runner asks. Raises HTTPException where the token is nobody's."""
+    token = _read_token(request)
+    found = None if token is None else request.app.state.lab.store.find_attempt(token)
+    if found is None:
+        raise HTTPException(401, "the token is no attempt's", {"WWW-Authenticate": "Bearer"})
+    return found
+
+
+find_attempt.role = "runner"  # type: ignore[attr-defined]
+Runner = Annotated[Attempt, Depends(find_attempt)]
+
+
+class Gate:
+    """Refuses what a browser sends for another site, or to another name, before any route is looked up.
+
+    Args:
+        hosts: Names under which the server is reached, lower case, without ports.
+    """
+
+    def __init__(self, app: ASGIApp, *, hosts: frozenset[str]):
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        refusal = self._find_refusal(scope)
+        if refusal is not None:
+            await _answer(send, *refusal)
+            return
+
+        async def send_with_headers(message):
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message["headers"],
+                    *((k.lower().encode(), v.encode()) for k, v in HEADERS.items()),
+                ]
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+    def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        host = _strip_port(headers.get("host", ""))
+        if host not in self._hosts:
+            return 421, f"this server is not {host!r}; add the name with --allow-host"
+        if scope["method"] in SAFE_METHODS:
+            return None
+        site = headers.get("sec-fetch-site")
+        if site not in (None, "same-origin", "none"):
+            return 403, "another site made this request"
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2].lower() != headers["host"].lower():
+            return 403, f"the request comes from {origin!r}"
+        return None
+
+
+def _strip_port(host: str) -> str:
+    name = host.lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0]
+
+
+def _read_token(request: Request) -> str | None:
+    kind, _, token = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer" and token:
+        return token.strip()
+    return request.cookies.get(COOKIE)
+
+
+def _find(request: Request, token: str) -> Token | None:
+    if hmac.compare_digest(token.encode(), request.app.state.token.encode()):
+        return Token(role="admin", label="owner")
+    store: Store = request.app.state.lab.store
+    return store.find_token(token)
+
+
+async def _answer(send: Send, status: int, text: str) -> None:
+    body = text.encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

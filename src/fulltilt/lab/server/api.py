@@ -1,0 +1,212 @@
+"""The routes of people and their commands: JSON in, JSON out."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from fulltilt._version import __version__
+from fulltilt.errors import UsageError
+from fulltilt.lab import listing, operations
+from fulltilt.lab.lab import Lab, find_out_dir, find_stream
+from fulltilt.lab.points import find_axes
+from fulltilt.lab.records import Attempt, Code, Token
+from fulltilt.lab.server.access import allow
+from fulltilt.lab.server.bodies import write_body
+from fulltilt.lab.states import STATES
+from fulltilt.records import VERSION
+
+router = APIRouter(prefix="/api")
+MOST_TEXT = 1 << 20  # characters of a configuration
+LOG_BYTES = 1 << 20  # of a log in one answer
+ACTIONS = {
+    "cancel": operations.cancel,
+    "pause": operations.pause,
+    "resume": operations.resume,
+    "retry": operations.retry,
+}
+Reader = Annotated[Token, Depends(allow("read"))]
+Submitter = Annotated[Token, Depends(allow("submit"))]
+
+
+class Submission(BaseModel):
+    source: str = Field(max_length=4096)
+    text: str = Field(max_length=MOST_TEXT)
+    overrides: list[str] = Field(default_factory=list, max_length=1000)
+    owner: str = Field(default="", max_length=100)
+    priority: int = 0
+    retry: bool = False
+    code: dict[Literal["digest", "root", "entry"], str] | None = None
+
+
+class Priority(BaseModel):
+    priority: int
+
+
+@router.get("/status")
+def read_status(request: Request, token: Reader) -> dict[str, Any]:
+    lab = get_lab(request)
+    return {
+        "version": VERSION,
+        "fulltilt": __version__,
+        "states": lab.store.count_states(),
+        "last_event": lab.store.read_last_event(),
+        "has_room": lab.store.has_room(),
+    }
+
+
+@router.get("/experiments")
+def list_experiments(
+    request: Request,
+    token: Reader,
+    state: Annotated[list[Literal[*STATES]] | None, Query()] = None,  # type: ignore[valid-type]
+    id: Annotated[list[str] | None, Query(max_length=20_000)] = None,
+    sweep: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100_000)] = 100_000,
+    offset: Annotated[int, Query(ge=0)] = 0,
+) -> dict[str, Any]:
+    lab = get_lab(request)
+    found = lab.store.read_experiments(states=state, sweep=sweep, limit=limit, offset=offset)
+    wanted = None if id is None else set(id)
+    return listing.build_document(lab.folder, [each for each in found if wanted is None or each.id in wanted])
+
+
+@router.get("/experiments/{id}")
+def show_experiment(request: Request, token: Reader, id: str) -> dict[str, Any]:
+    lab = get_lab(request)
+    found = operations.find(lab, id)
+    work = lab.store.read_work(found.id)
+    return {
+        "version": VERSION,
+        "experiment": listing.build_entry(lab.folder, found),
+        "attempts": lab.store.read_attempts(found.id),
+        "events": [
+            {"arrow": event.arrow, "state": event.state, "attempt": event.attempt, "time_s": event.time_s}
+            for event in lab.store.read_events(experiment=found.id)
+        ],
+        "config": work.config,
+        "source": str(work.source),
+        "files": sorted(artefact.name for artefact in lab.store.read_artefacts(found.id)),
+    }
+
+
+@router.get("/experiments/{id}/log")
+def read_log(
+    request: Request,
+    token: Reader,
+    id: str,
+    attempt: Annotated[int, Query(ge=1)],
+    offset: Annotated[int, Query(ge=0)] = 0,
+    stream: Literal["log.txt", "events.jsonl"] = "log.txt",
+) -> Response:
+    """Return at most a mebibyte of what an attempt printed, from ``offset`` on."""
+    lab = get_lab(request)
+    found = operations.find(lab, id)
+    path = find_stream(lab.folder, Attempt(experiment=found.id, number=attempt), stream)
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(LOG_BYTES)
+    except FileNotFoundError:
+        data = b""
+    return Response(data, media_type="application/octet-stream")
+
+
+@router.get("/experiments/{id}/files/{name}")
+def read_file(request: Request, token: Reader, id: str, name: str) -> Response:
+    """Return a file of the accepted result, as an attachment."""
+    lab = get_lab(request)
+    found = operations.find(lab, id)
+    if name not in {artefact.name for artefact in lab.store.read_artefacts(found.id)}:
+        raise HTTPException(404, f"{found.id} has no file {name!r}")
+    path = find_out_dir(lab.folder, found.id) / name
+    from fastapi.responses import FileResponse
+
+    return FileResponse(path, media_type="application/octet-stream", filename=name)
+
+
+@router.get("/events")
+def list_events(request: Request, token: Reader, after: Annotated[int, Query(ge=0)] = 0) -> dict[str, Any]:
+    """Return the changes of state after number ``after``, with the experiments that changed as they are now."""
+    lab = get_lab(request)
+    events = lab.store.read_events(after=after, limit=1000)
+    ids = {event.experiment for event in events}
+    found = [each for id in ids for each in lab.store.read_experiments(id=id)]
+    return {
+        "events": [
+            {"seq": event.seq, "experiment": event.experiment, "attempt": event.attempt, "arrow": event.arrow}
+            | {"state": event.state, "time_s": event.time_s}
+            for event in events
+        ],
+        "experiments": {each.id: listing.build_entry(lab.folder, each) for each in found},
+    }
+
+
+@router.put("/files/{digest}")
+async def put_file(request: Request, token: Submitter, digest: str) -> dict[str, int]:
+    return {"size": await write_body(request, get_lab(request).depot, digest)}
+
+
+@router.head("/files/{digest}")
+def has_file(request: Request, token: Submitter, digest: str) -> Response:
+    return Response(status_code=200 if get_lab(request).depot.has(digest) else 404)
+
+
+@router.post("/sweeps")
+def submit(request: Request, token: Submitter, body: Submission) -> dict[str, Any]:
+    """Queue every point of a grid that is not there yet."""
+    lab = get_lab(request)
+    code = None if body.code is None else Code(**body.code)  # type: ignore[arg-type]
+    if code is not None and not lab.depot.has(code.digest):
+        raise UsageError(f"the code {code.digest} is not in the depot; send it first")
+    before = lab.store.read_last_event()
+    grid, ids = operations.submit(
+        lab,
+        source=body.source,
+        text=body.text,
+        overrides=body.overrides,
+        owner=body.owner or token.label,
+        priority=body.priority,
+        code=code,
+        rooms=request.app.state.read_rooms(),
+    )
+    new = {event.experiment for event in lab.store.read_events(after=before) if event.arrow == "submit"}
+    if body.retry:
+        for id in ids:
+            if operations.find(lab, id).state in ("failed", "cancelled"):
+                operations.retry(lab, id)
+    return {"ids": ids, "n_new": len(new & set(ids)), "axes": find_axes(grid)}
+
+
+@router.post("/experiments/{id}/priority")
+def prioritise(request: Request, token: Submitter, id: str, body: Priority) -> dict[str, Any]:
+    lab = get_lab(request)
+    return listing.build_entry(lab.folder, operations.prioritise(lab, id, body.priority))
+
+
+@router.post("/experiments/{id}/{action}")
+def act(request: Request, token: Submitter, id: str, action: Literal[*ACTIONS]) -> dict[str, Any]:  # type: ignore[valid-type]
+    lab = get_lab(request)
+    return listing.build_entry(lab.folder, ACTIONS[action](lab, id))
+
+
+@router.delete("/experiments/{id}")
+def remove(request: Request, token: Submitter, id: str) -> dict[str, Any]:
+    lab = get_lab(request)
+    return listing.build_entry(lab.folder, operations.remove(lab, id))
+
+
+@router.get("/nodes")
+def list_nodes(request: Request, token: Reader) -> dict[str, Any]:
+    lab = get_lab(request)
+    return {
+        "nodes": [
+            {"name": node.name, "devices": node.devices, "versions": node.versions, "seen_s": node.seen_s}
+            | {"n_bad": node.n_bad}
+            for node in lab.store.read_nodes()
+        ]
+    }
+
+
+def get_lab(request: Request) -> Lab:
+    return request.app.state.lab

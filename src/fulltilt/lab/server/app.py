@@ -1,0 +1,50 @@
+"""Build the application of a lab: its routes, who may use them, and how errors are answered."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from fulltilt.errors import FulltiltError, StorageError, UsageError
+from fulltilt.lab.lab import Lab
+from fulltilt.lab.reception import FencedError
+from fulltilt.lab.scheduling.order import Room
+from fulltilt.lab.server import api, runner_api
+from fulltilt.lab.server.access import Gate, allow
+from fulltilt.lab.store import StaleAttemptError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def build_app(
+    lab: Lab, *, token: str, hosts: Iterable[str] = LOOPBACK, read_rooms: Callable[[], Sequence[Room]] = tuple
+) -> FastAPI:
+    """Build the application.
+
+    Args:
+        token: Of the lab's owner; others are in the store.
+        hosts: Names under which the server is reached.
+        read_rooms: Returns the machines there are, for the check of what is submitted.
+    """
+    app = FastAPI(title="fulltilt lab", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.lab, app.state.token, app.state.read_rooms, app.state.is_closing = lab, token, read_rooms, False
+    app.include_router(api.router)
+    app.include_router(runner_api.router)
+
+    @app.get("/healthz", dependencies=[Depends(allow("anyone"))])
+    def read_health() -> dict[str, str]:
+        lab.store.read_last_event()
+        return {"status": "ok"}
+
+    for kind, status in ((FencedError, 409), (StaleAttemptError, 409), (UsageError, 422), (StorageError, 507)):
+        app.add_exception_handler(kind, _build_handler(status))
+    app.add_middleware(Gate, hosts=frozenset(host.lower() for host in hosts))
+    return app
+
+
+def _build_handler(status: int) -> Callable[[Request, Exception], JSONResponse]:
+    def handle(request: Request, error: Exception) -> JSONResponse:
+        remedy = error.remedy if isinstance(error, FulltiltError) else None
+        return JSONResponse({"error": str(error), "remedy": remedy}, status)
+
+    return handle

@@ -1,0 +1,57 @@
+"""Read the bodies of requests as they arrive, within limits, and never whole where they may be large."""
+
+import asyncio
+import queue
+from collections.abc import Iterator
+
+from fastapi import HTTPException, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+
+from fulltilt.lab.depot import Depot
+
+MOST_FILE_BYTES = 64 << 30
+PIECES_AHEAD = 4  # between the network and the disk
+
+
+async def read_body(request: Request, *, most: int) -> bytes:
+    """Return the body. Raises HTTPException 413 beyond ``most`` bytes."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > most:
+            raise HTTPException(413, f"a body may have {most} bytes here")
+    return bytes(body)
+
+
+async def write_body(request: Request, depot: Depot, digest: str) -> int:
+    """Store the body in the depot under its digest, and return its size in bytes."""
+    pieces: queue.Queue[bytes | BaseException] = queue.Queue(PIECES_AHEAD)
+
+    def take() -> Iterator[bytes]:
+        while piece := pieces.get():
+            if isinstance(piece, BaseException):
+                raise piece
+            yield piece
+
+    writing = asyncio.ensure_future(run_in_threadpool(depot.put_pieces, take(), digest))
+    n_bytes = 0
+    try:
+        async for piece in request.stream():
+            n_bytes += len(piece)
+            if n_bytes > MOST_FILE_BYTES:
+                raise HTTPException(413, f"a file may have {MOST_FILE_BYTES} bytes")
+            while piece and not writing.done():
+                try:
+                    pieces.put_nowait(piece)
+                    break
+                except queue.Full:
+                    await asyncio.sleep(0.005)
+    except (ClientDisconnect, HTTPException) as error:
+        if not writing.done():
+            await run_in_threadpool(pieces.put, error)
+            await asyncio.wait([writing])
+        raise
+    if not writing.done():
+        await run_in_threadpool(pieces.put, b"")
+    return await writing

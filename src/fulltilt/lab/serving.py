@@ -1,0 +1,193 @@
+"""Open a lab, serve it, and schedule it: what ``lab serve`` and ``lab submit --local`` both are."""
+
+import contextlib
+import dataclasses
+import json
+import platform
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from fulltilt._version import __version__
+from fulltilt.errors import UsageError
+from fulltilt.lab.coordinator import Coordinator
+from fulltilt.lab.depot import Depot
+from fulltilt.lab.executors import Executor
+from fulltilt.lab.lab import Lab
+from fulltilt.lab.records import Node
+from fulltilt.lab.runner.order import Order
+from fulltilt.lab.scheduling.leases import Leases, Term
+from fulltilt.lab.server.access import read_or_make_token
+from fulltilt.lab.server.app import LOOPBACK, build_app
+from fulltilt.lab.store import open_store
+from fulltilt.records.run_folder import write_atomic
+
+ADDRESS, PORT = "server.json", "port"  # the former in the lab's folder, while it is served
+DEPOT, LOCAL, RUNNER_LOGS = "depot", "local", "runners"
+STARTUP_S = 30.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Address:
+    """Where a lab is served, and the token of its owner."""
+
+    url: str
+    token: str
+
+
+@contextlib.contextmanager
+def open_lab(
+    folder: Path,
+    *,
+    database: str | None = None,
+    depot: str | None = None,
+    create: bool = False,
+    term: Term | None = None,
+) -> Iterator[Lab]:
+    """Open a lab whose folder the caller holds.
+
+    Args:
+        database: URL of PostgreSQL; None: SQLite in the folder.
+        depot: URI for files; None: a folder in the lab's.
+    """
+    term = term or Term()
+    with contextlib.closing(open_store(folder, url=database, create=create)) as store:
+        files = Depot(depot or (folder / DEPOT).resolve())
+        yield Lab(folder=folder, store=store, depot=files, term=term, leases=Leases(term, time.monotonic))
+
+
+@contextlib.contextmanager
+def serve(
+    lab: Lab,
+    executors: Sequence[Executor],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    names: Sequence[str] = (),
+    command: Sequence[str] = (),
+) -> Iterator[tuple[Address, Coordinator]]:
+    """Serve a lab and schedule it, in threads, for the length of the block.
+
+    Args:
+        port: 0: any that is free; the one of the last time where it still is, so that runners find it again.
+        names: Under which the server is reached, beside ``host`` and this machine's own.
+        command: Trains; None: fulltilt itself.
+
+    Raises:
+        UsageError: the address cannot be used.
+    """
+    token = read_or_make_token(lab.folder)
+    listener = _listen(host, port or _read_port(lab.folder))
+    address = Address(url=f"http://{_bracket(host)}:{listener.getsockname()[1]}", token=token)
+
+    def write_order(executor: Executor, secret: str, mark: str, node: str) -> Order:
+        is_here = executor.name == LOCAL
+        root = str((lab.folder / LOCAL).resolve()) if is_here else str(Path.home() / ".cache" / "fulltilt" / "lab")
+        return Order(
+            url=address.url,
+            token=secret,
+            mark=mark,
+            node=node,
+            root=root,
+            depot=lab.depot.uri if is_here else None,
+            command=tuple(command),
+        )
+
+    coordinator = Coordinator(lab, executors, write_order)
+    hosts = {*LOOPBACK, host, platform.node(), *names}
+    app = build_app(lab, token=token, hosts=hosts, read_rooms=coordinator.read_rooms)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5)
+    )
+    for executor in executors:
+        for place in executor.read_places():
+            versions = {"fulltilt": __version__, "python": platform.python_version()}
+            lab.store.meet_node(Node(name=place.node, boot=read_boot(), versions=versions, devices=place.devices))
+    threads = [
+        threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True),
+        threading.Thread(target=coordinator.run, name="coordinator", daemon=True),
+    ]
+    path = lab.folder / ADDRESS
+    threads[0].start()
+    _wait_for(lambda: server.started or not threads[0].is_alive())
+    try:
+        _write_secret(path, json.dumps(dataclasses.asdict(address)))
+        threads[1].start()
+        yield address, coordinator
+    finally:
+        path.unlink(missing_ok=True)
+        app.state.is_closing = True
+        coordinator.stop()
+        if threads[1].ident is not None:
+            threads[1].join()
+        server.should_exit = True
+        threads[0].join()
+        listener.close()
+        for executor in executors:
+            executor.close()
+
+
+def find_server(folder: Path) -> Address | None:
+    """Return where the lab in a folder is served; None: nowhere, as far as its folder says."""
+    try:
+        return Address(**json.loads((folder / ADDRESS).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def read_boot() -> str:
+    """Return what changes when this machine starts again."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return "unknown"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise UsageError(f"{host}:{port} cannot be used ({error.strerror}); give another --port or --host") from None
+    listener.listen(1024)
+    listener.set_inheritable(False)
+    return listener
+
+
+def _read_port(folder: Path) -> int:
+    """Return the port of the last time where it is free, and note the one that is taken otherwise."""
+    path = folder / PORT
+    with contextlib.suppress(OSError, ValueError):
+        port = int(path.read_text())
+        with contextlib.closing(socket.socket()) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(("127.0.0.1", port))
+            return port
+    with contextlib.closing(socket.socket()) as trial:
+        trial.bind(("127.0.0.1", 0))
+        port = trial.getsockname()[1]
+    write_atomic(path, f"{port}\n")
+    return port
+
+
+def _write_secret(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    write_atomic(path, text)
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _wait_for(is_done: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + STARTUP_S
+    while not is_done():
+        if time.monotonic() > until_s:
+            raise UsageError(f"the server did not start within {STARTUP_S:.0f} s; see its log")
+        time.sleep(0.01)

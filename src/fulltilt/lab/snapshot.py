@@ -1,0 +1,112 @@
+"""Pack the code of a project, and unpack it where an attempt runs it.
+
+What is edited after an experiment was queued has no effect on it. The archive holds text only: data stays where it is,
+and a node that sees the project's own folder gets links to what was left out, so that relative paths hold there.
+"""
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from fulltilt.errors import UsageError
+
+SUFFIXES = (".py", ".yaml", ".yml", ".json", ".toml", ".txt", ".cfg")
+MOST_FILE_BYTES, MOST_BYTES, MOST_LOOKED_AT = 1 << 20, 64 << 20, 50_000
+NO_CODE = ("__pycache__", "node_modules", "runs", "site-packages")
+
+
+def find_root(source: Path) -> Path:
+    """Return the folder of the project that a configuration belongs to: git's, the working directory, or its own."""
+    source = source.resolve()
+    for folder in source.parents:
+        if (folder / ".git").exists():
+            return folder
+    here = Path.cwd()
+    is_project = source.is_relative_to(here) and here not in (Path.home(), Path(here.anchor))
+    return here if is_project else source.parent
+
+
+def pack_code(root: Path, source: Path) -> bytes:
+    """Pack the text files below ``root``, and ``source``: the same content gives the same bytes.
+
+    Raises:
+        UsageError: there is too much of it.
+    """
+    buffer, n_bytes = io.BytesIO(), 0
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path in sorted({*_list_files(root), source.resolve()}):
+            content = path.read_bytes()
+            n_bytes += len(content)
+            if n_bytes > MOST_BYTES:
+                raise UsageError(
+                    f"the code below {root} is larger than {MOST_BYTES >> 20} MiB; submit from the folder of the "
+                    "project, or list what is no code in .gitignore"
+                )
+            entry = tarfile.TarInfo(str(path.relative_to(root)))
+            entry.size, entry.mode = len(content), 0o644
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def unpack_code(archive: Path, folder: Path, *, beside: Path) -> None:
+    """Unpack an archive, whole or not at all: plain files below ``folder``.
+
+    Args:
+        beside: The folder it was packed from. Where it is there, what the archive lacks of it is linked.
+    """
+    partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(partial, filter="data")
+        _link_what_is_left_out(partial, beside)
+        partial.rename(folder)
+    except OSError:
+        if not folder.exists():  # else another attempt was faster
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _link_what_is_left_out(folder: Path, beside: Path) -> None:
+    for here, _, _ in os.walk(folder):
+        there = beside / Path(here).relative_to(folder)
+        for name in os.listdir(there) if there.is_dir() else ():
+            if not os.path.lexists(Path(here) / name) and Path(name).suffix not in SUFFIXES:
+                (Path(here) / name).symlink_to(there / name)
+
+
+def _list_files(root: Path) -> Iterator[Path]:
+    listed = (
+        subprocess.run(
+            ["git", "-C", str(root), "ls-files", "-coz", "--exclude-standard"], capture_output=True, check=False
+        )
+        if (root / ".git").exists()
+        else None
+    )
+    if listed is not None and listed.returncode == 0:
+        found = (root / os.fsdecode(name) for name in listed.stdout.split(b"\0") if name)
+    else:
+        found = _walk(root)
+    for path in found:
+        is_text = path.suffix in SUFFIXES and path.is_file() and not path.is_symlink()
+        if is_text and path.stat().st_size <= MOST_FILE_BYTES:
+            yield path
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    n_seen = 0
+    for here, folders, files in os.walk(root):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and name not in NO_CODE and not (Path(here) / name / "pyvenv.cfg").exists()
+        ]
+        n_seen += len(files)
+        if n_seen > MOST_LOOKED_AT:
+            raise UsageError(f"{root} holds more than {MOST_LOOKED_AT} files; submit from the folder of the project")
+        yield from (Path(here) / name for name in files)

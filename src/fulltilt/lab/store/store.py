@@ -1,0 +1,388 @@
+"""Read and change the records of a lab.
+
+Only ``lease`` and ``advance`` change a state. In one transaction they update the row, which must be in a state that
+allows the transition and at the attempt that the caller knows, and add a row to ``event``.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+
+from fulltilt.errors import StorageError
+from fulltilt.lab.records import Artefact, Attempt, Code, Event, Experiment, Node, Point, Token, Work
+from fulltilt.lab.states import ARROWS
+from fulltilt.lab.store.tables import ARTEFACT, ATTEMPT, EVENT, EXPERIMENT, NODE, SWEEP, TOKEN
+
+ROWS_AT_ONCE = 1000  # of an insert; SQLite takes 32,766 values
+
+
+class StaleAttemptError(Exception):
+    """The experiment's state or attempt has changed since the caller read it."""
+
+
+class Reserve(Protocol):
+    """Room on the disk that can be given up."""
+
+    def release(self) -> bool: ...
+    def restore(self) -> bool: ...
+
+
+class Store:
+    """The database of one lab. One process writes to it; its threads take turns.
+
+    Args:
+        explain: Turns errors of the database into ours.
+        ballast: Room for changes of state when the disk is full; None where the database has a disk of its own.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        explain: Callable[[], contextlib.AbstractContextManager[None]],
+        ballast: Reserve | None = None,
+        on_close: Callable[[], None] | None = None,
+    ):
+        self._engine, self._explain, self._ballast, self._on_close = engine, explain, ballast, on_close
+        self._turn = threading.Lock()  # fair enough; SQLite's own waiting lets a writer starve for seconds
+
+    def close(self) -> None:
+        if self._on_close is not None:
+            self._on_close()
+        self._engine.dispose()
+
+    def has_room(self) -> bool:
+        """Return whether more than changes of state can be written; False while the disk is full."""
+        return self._ballast is None or self._ballast.restore()
+
+    # What is to be done
+
+    def add(
+        self,
+        source: Path | str,
+        points: Sequence[Point],
+        overrides: Sequence[str],
+        *,
+        owner: str = "",
+        priority: int = 0,
+        n_devices: int = 1,
+        code: Code | None = None,
+    ) -> int:
+        """Queue the points that are not stored yet, in one transaction, and return their number."""
+        with self._write() as connection:
+            sweep = _find_or_add_sweep(connection, str(source))
+            known = set(connection.execute(sa.select(EXPERIMENT.c.digest).where(EXPERIMENT.c.sweep == sweep)).scalars())
+            last = connection.execute(sa.select(sa.func.max(EXPERIMENT.c.id))).scalar() or 0
+            same = {"sweep": sweep, "overrides": list(overrides), "created_s": time.time(), "owner": owner}
+            same |= {"priority": priority, "n_devices": n_devices}
+            same |= {"code": code and dataclasses.asdict(code)}
+            rows = [
+                {**same, "digest": point.digest, "point": point.values, "config": point.config}
+                for point in points
+                if point.digest not in known
+            ]
+            for start in range(0, len(rows), ROWS_AT_ONCE):
+                connection.execute(sa.insert(EXPERIMENT), rows[start : start + ROWS_AT_ONCE])
+            new = connection.execute(sa.select(EXPERIMENT.c.id).where(EXPERIMENT.c.id > last)).scalars().all()
+            if new:
+                connection.execute(sa.insert(EVENT), [_build_event(number, 0, "submit", "queued") for number in new])
+        return len(new)
+
+    def lease(
+        self, experiment: Experiment, *, node: str, devices: Sequence[str], n_threads: int | None, engine: str
+    ) -> tuple[Attempt, str]:
+        """Begin the next attempt of a queued experiment → the attempt, and the token that its runner shows.
+
+        Raises:
+            StaleAttemptError: it is not queued any more.
+        """
+        number, token = experiment.attempt + 1, secrets.token_urlsafe(16)
+        with self._write() as connection:
+            _advance(connection, "lease", experiment.newest, attempt=number)
+            row = {"experiment": parse_id(experiment.id), "number": number, "node": node, "devices": list(devices)}
+            row |= {"n_threads": n_threads, "started_s": time.time(), "fence": compute_digest(token), "engine": engine}
+            connection.execute(sa.insert(ATTEMPT), row)
+        return Attempt(experiment=experiment.id, number=number), token
+
+    def advance(
+        self, arrow: str, attempt: Attempt, *, delay_s: float | None = None, n_lost: int | None = None, **noted: Any
+    ) -> None:
+        """Take one transition of ``states.ARROWS``.
+
+        Args:
+            delay_s: How long to wait in backoff.
+            n_lost: Ends in a row that were not the experiment's fault; None leaves the number as it is.
+            noted: Columns of the attempt's row.
+
+        Raises:
+            StaleAttemptError: the experiment is in a state that forbids the transition, or at another attempt.
+        """
+        with self._write() as connection:
+            changed: dict[str, Any] = {"delay_s": delay_s} | ({} if n_lost is None else {"n_lost": n_lost})
+            _advance(connection, arrow, attempt, **changed)
+            if noted:
+                _note(connection, attempt, noted)
+
+    def note(self, attempt: Attempt, **noted: Any) -> None:
+        """Store values in the row of an attempt, whatever its state."""
+        with self._write() as connection:
+            _note(connection, attempt, noted)
+
+    def set_priority(self, experiment: str, priority: int) -> None:
+        with self._write() as connection:
+            at = EXPERIMENT.c.id == parse_id(experiment)
+            connection.execute(sa.update(EXPERIMENT).where(at).values(priority=priority))
+
+    def remove(self, experiment: Experiment) -> None:
+        """Remove an experiment that is over, with its history. Raises StaleAttemptError if it runs again."""
+        number = parse_id(experiment.id)
+        with self._write() as connection:
+            for table in (EVENT, ATTEMPT, ARTEFACT):
+                connection.execute(sa.delete(table).where(table.c.experiment == number))
+            at = (EXPERIMENT.c.id == number, EXPERIMENT.c.state == experiment.state)
+            if connection.execute(sa.delete(EXPERIMENT).where(*at)).rowcount != 1:
+                raise StaleAttemptError(f"{experiment.id} is not {experiment.state} any more")
+
+    # What there is
+
+    def read_experiments(
+        self,
+        *,
+        states: Collection[str] | None = None,
+        id: str | None = None,
+        owner: str | None = None,
+        sweep: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> tuple[Experiment, ...]:
+        """Return experiments, oldest first; with ``states`` only those in them, highest priority first."""
+        query = _select_experiments()
+        for column, wanted in ((EXPERIMENT.c.owner, owner), (EXPERIMENT.c.sweep, sweep)):
+            if wanted is not None:
+                query = query.where(column == wanted)
+        if id is not None:
+            query = query.where(EXPERIMENT.c.id == parse_id(id))
+        if states is not None:
+            query = query.where(EXPERIMENT.c.state.in_(states)).order_by(EXPERIMENT.c.priority.desc())
+        with self._read() as connection:
+            query = query.order_by(EXPERIMENT.c.id).limit(limit).offset(offset)
+            return tuple(map(_build_experiment, connection.execute(query)))
+
+    def read_heads(self, limit: int) -> list[Experiment]:
+        """Return the first ``limit`` queued experiments of each owner, in no particular order."""
+        with self._read() as connection:
+            at = EXPERIMENT.c.state == "queued"
+            owners = connection.execute(sa.select(EXPERIMENT.c.owner).where(at).distinct()).scalars().all()
+        return [
+            found for owner in owners for found in self.read_experiments(states=("queued",), owner=owner, limit=limit)
+        ]
+
+    def count_states(self, *, sweep: str | None = None) -> dict[str, int]:
+        query = sa.select(EXPERIMENT.c.state, sa.func.count()).group_by(EXPERIMENT.c.state)
+        if sweep is not None:
+            query = query.where(EXPERIMENT.c.sweep == sweep)
+        with self._read() as connection:
+            return {row[0]: row[1] for row in connection.execute(query)}
+
+    def read_ids(self, source: Path | str, digests: Collection[str]) -> dict[str, str]:
+        """Return the ids of stored points of a file: digest → id."""
+        query = sa.select(EXPERIMENT.c.digest, EXPERIMENT.c.id).join(SWEEP).where(SWEEP.c.source == str(source))
+        with self._read() as connection:
+            return {row.digest: f"e{row.id}" for row in connection.execute(query) if row.digest in digests}
+
+    def read_work(self, experiment: str) -> Work:
+        """Return what an attempt at the experiment has to do."""
+        query = sa.select(SWEEP.c.source, EXPERIMENT.c.config, EXPERIMENT.c.code).join(SWEEP)
+        with self._read() as connection:
+            row = connection.execute(query.where(EXPERIMENT.c.id == parse_id(experiment))).one()
+        return Work(source=Path(row.source), config=row.config, code=row.code and Code(**row.code))
+
+    def read_last_event(self) -> int:
+        """Return the number of the newest event; 0: there is none."""
+        with self._read() as connection:
+            return connection.scalar(sa.select(sa.func.max(EVENT.c.seq))) or 0
+
+    def read_events(self, *, after: int = 0, experiment: str | None = None, limit: int | None = None) -> list[Event]:
+        """Return the events after number ``after``, in order."""
+        query = sa.select(EVENT).where(EVENT.c.seq > after).order_by(EVENT.c.seq).limit(limit)
+        if experiment is not None:
+            query = query.where(EVENT.c.experiment == parse_id(experiment))
+        with self._read() as connection:
+            return [
+                Event(**{**row, "experiment": f"e{row['experiment']}"}) for row in connection.execute(query).mappings()
+            ]
+
+    def read_attempts(self, experiment: str) -> list[dict[str, Any]]:
+        """Return the rows of all attempts at an experiment, without their fences."""
+        wanted = [column for column in ATTEMPT.c if column.name != "fence"]
+        query = sa.select(*wanted).where(ATTEMPT.c.experiment == parse_id(experiment)).order_by(ATTEMPT.c.number)
+        with self._read() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+    def find_attempt(self, token: str) -> Attempt | None:
+        """Return the attempt whose runner holds this token, old ones too; None: nobody's."""
+        query = sa.select(ATTEMPT.c.experiment, ATTEMPT.c.number).where(ATTEMPT.c.fence == compute_digest(token))
+        with self._read() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else Attempt(experiment=f"e{row.experiment}", number=row.number)
+
+    # Files in the depot
+
+    def add_artefact(self, attempt: Attempt, artefact: Artefact) -> None:
+        """Store the name of a file of an attempt; the newest of a name counts."""
+        at = (
+            ARTEFACT.c.experiment == parse_id(attempt.experiment),
+            ARTEFACT.c.attempt == attempt.number,
+            ARTEFACT.c.name == artefact.name,
+        )
+        row = {"experiment": parse_id(attempt.experiment), "attempt": attempt.number, "name": artefact.name}
+        row |= {"digest": artefact.digest, "n_bytes": artefact.n_bytes, "time_s": time.time()}
+        with self._write() as connection:
+            connection.execute(sa.delete(ARTEFACT).where(*at))
+            connection.execute(sa.insert(ARTEFACT), row)
+
+    def read_artefacts(self, experiment: str) -> list[Artefact]:
+        """Return the files of all attempts, those of the newest attempt first."""
+        query = sa.select(ARTEFACT.c.attempt, ARTEFACT.c.name, ARTEFACT.c.digest, ARTEFACT.c.n_bytes)
+        query = query.where(ARTEFACT.c.experiment == parse_id(experiment)).order_by(ARTEFACT.c.attempt.desc())
+        with self._read() as connection:
+            return [Artefact(**row) for row in connection.execute(query).mappings()]
+
+    def read_digests(self) -> set[str]:
+        """Return the digests of all files that something still refers to."""
+        with self._read() as connection:
+            held = connection.execute(sa.select(ARTEFACT.c.digest)).scalars().all()
+            code = connection.execute(sa.select(EXPERIMENT.c.code["digest"].as_string()).distinct()).scalars().all()
+        return {digest for digest in (*held, *code) if digest}
+
+    # Nodes and tokens
+
+    def meet_node(self, node: Node) -> bool:
+        """Store what a node said of itself; return whether it has started again since it was last seen."""
+        row = {"boot": node.boot, "versions": dict(node.versions), "devices": list(node.devices)}
+        row |= {"seen_s": time.time()}
+        with self._write() as connection:
+            old = connection.execute(sa.select(NODE.c.boot).where(NODE.c.name == node.name)).scalar()
+            if old is None:
+                connection.execute(sa.insert(NODE), row | {"name": node.name})
+            else:
+                connection.execute(sa.update(NODE).where(NODE.c.name == node.name).values(**row))
+        return old is not None and old != node.boot
+
+    def read_nodes(self) -> list[Node]:
+        with self._read() as connection:
+            rows = connection.execute(sa.select(NODE).order_by(NODE.c.name)).mappings()
+            return [Node(**{**row, "last_bad": row["last_bad"] and f"e{row['last_bad']}"}) for row in rows]
+
+    def mark_node(self, name: str, *, n_bad: int, last_bad: str | None) -> None:
+        """Store how many bad ends in a row a node had, and of which experiment the last one was."""
+        with self._write() as connection:
+            values = {"n_bad": n_bad, "last_bad": last_bad and parse_id(last_bad)}
+            connection.execute(sa.update(NODE).where(NODE.c.name == name).values(**values))
+
+    def add_token(self, token: str, *, role: str, label: str, lasts_s: float | None, is_single_use: bool) -> None:
+        row = {"digest": compute_digest(token), "role": role, "label": label, "created_s": time.time()}
+        row |= {"expires_s": lasts_s and time.time() + lasts_s, "is_single_use": int(is_single_use)}
+        with self._write() as connection:
+            connection.execute(sa.insert(TOKEN), row)
+
+    def find_token(self, token: str) -> Token | None:
+        """Return what a token allows; None: it is unknown or has expired. One for single use is used up by this."""
+        at = TOKEN.c.digest == compute_digest(token)
+        with self._read() as connection:
+            row = connection.execute(sa.select(TOKEN).where(at)).one_or_none()
+        if row is None or (row.expires_s is not None and row.expires_s < time.time()):
+            return None
+        if row.is_single_use:
+            with self._write() as connection:
+                if connection.execute(sa.delete(TOKEN).where(at)).rowcount != 1:
+                    return None
+        return Token(role=row.role, label=row.label)
+
+    def remove_tokens(self, label: str) -> int:
+        with self._write() as connection:
+            return connection.execute(sa.delete(TOKEN).where(TOKEN.c.label == label)).rowcount
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[sa.Connection]:
+        with self._explain(), self._engine.execution_options(is_reader=True).begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[sa.Connection]:
+        with self._turn:
+            try:
+                with self._explain(), self._engine.begin() as connection:
+                    yield connection
+            except StorageError:
+                if self._ballast is not None:
+                    self._ballast.release()  # the next change of state finds room
+                raise
+
+
+def compute_digest(token: str) -> str:
+    """Return what is stored of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def parse_id(experiment: str) -> int:
+    """Return the number of ``e12``."""
+    return int(experiment.removeprefix("e"))
+
+
+_OF_DEVICE = ("node", "devices", "n_threads", "pid", "started_s", "ended_s", "engine", "ref", "fence")
+_OF_ATTEMPT = (*_OF_DEVICE, "outcome", "reason", "metrics")
+_UNTOLD = ("digest", "config", "created_s", "code")
+
+
+def _select_experiments() -> sa.Select[Any]:
+    at = (ATTEMPT.c.experiment == EXPERIMENT.c.id) & (ATTEMPT.c.number == EXPERIMENT.c.attempt)
+    wanted = [column for column in EXPERIMENT.c if column.name not in _UNTOLD]
+    newest = [ATTEMPT.c[name] for name in _OF_ATTEMPT]
+    return sa.select(*wanted, *newest).select_from(EXPERIMENT.outerjoin(ATTEMPT, at))
+
+
+def _advance(connection: sa.Connection, name: str, at: Attempt, **values: Any) -> None:
+    arrow, number = ARROWS[name], parse_id(at.experiment)
+    guard = (EXPERIMENT.c.state.in_(arrow.sources), EXPERIMENT.c.attempt == at.number)
+    values |= {"state": arrow.target, "wish": arrow.wish}
+    done = connection.execute(sa.update(EXPERIMENT).where(EXPERIMENT.c.id == number, *guard).values(**values))
+    if done.rowcount != 1:
+        raise StaleAttemptError(f"{at.experiment} is not {' or '.join(arrow.sources)} at attempt {at.number}")
+    row = _build_event(number, values.get("attempt", at.number), name, arrow.target)
+    connection.execute(sa.insert(EVENT), row)
+
+
+def _note(connection: sa.Connection, attempt: Attempt, values: Mapping[str, Any]) -> None:
+    at = (ATTEMPT.c.experiment == parse_id(attempt.experiment), ATTEMPT.c.number == attempt.number)
+    connection.execute(sa.update(ATTEMPT).where(*at).values(**values))
+
+
+def _build_event(number: int, attempt: int, arrow: str, state: str) -> dict[str, Any]:
+    return {"experiment": number, "attempt": attempt, "arrow": arrow, "state": state, "time_s": time.time()}
+
+
+def _find_or_add_sweep(connection: sa.Connection, source: str) -> str:
+    """Return the sweep of a file, named after it; a number is added if another file has that name."""
+    found = connection.execute(sa.select(SWEEP.c.name).where(SWEEP.c.source == source)).scalar()
+    if found is not None:
+        return found
+    taken, stem = set(connection.execute(sa.select(SWEEP.c.name)).scalars()), Path(source).stem
+    numbered = (f"{stem}-{number}" for number in range(2, len(taken) + 3))
+    name = next(name for name in (stem, *numbered) if name not in taken)
+    connection.execute(sa.insert(SWEEP), {"name": name, "source": source, "created_s": time.time()})
+    return name
+
+
+def _build_experiment(row: Any) -> Experiment:
+    left_out = _OF_DEVICE if row.state == "queued" else ()  # it holds none while it waits
+    values = {name: value for name, value in row._mapping.items() if value is not None and name not in left_out}
+    return Experiment(**{**values, "id": f"e{row.id}", "last_node": row.node})

@@ -1,0 +1,164 @@
+"""The depot and the code snapshots: whole or not there, nothing outside of their folders."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import tarfile
+
+import pytest
+
+from fulltilt.errors import StorageError, UsageError
+from fulltilt.lab.depot import LINK_BYTES, Depot
+from fulltilt.lab.snapshot import find_root, pack_code, unpack_code
+
+
+@pytest.fixture
+def depot(tmp_path) -> Depot:
+    return Depot(tmp_path / "depot")
+
+
+def name(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_comes_back_as_it_was_and_twice_the_same_is_stored_once(depot, tmp_path):
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"weights")
+    assert depot.put(path) == depot.put(path) == name(b"weights")
+    depot.get(name(b"weights"), tmp_path / "to" / "b.pt")
+    assert (tmp_path / "to" / "b.pt").read_bytes() == b"weights"
+    assert depot.measure(name(b"weights")) == 7
+    assert len([each for each in (tmp_path / "depot").rglob("*") if each.is_file()]) == 1
+
+
+def test_a_large_file_on_the_same_disk_is_linked_and_what_replaces_it_changes_nothing(depot, tmp_path):
+    path, content = tmp_path / "large.pt", b"x" * LINK_BYTES
+    path.write_bytes(content)
+    digest = depot.put(path)
+    assert path.stat().st_nlink == 2
+    (tmp_path / "new").write_bytes(b"newer")
+    os.replace(tmp_path / "new", path)
+    depot.link(digest, tmp_path / "again.pt")
+    assert (tmp_path / "again.pt").read_bytes() == content
+
+
+def test_what_arrives_damaged_or_in_part_is_not_there(depot, tmp_path):
+    with pytest.raises(StorageError, match="send it again"):
+        depot.put_pieces([b"half"], name(b"whole"))
+
+    def break_off():
+        yield b"who"
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        depot.put_pieces(break_off(), name(b"whole"))
+    assert not depot.has(name(b"whole"))
+    assert not [each for each in (tmp_path / "depot").rglob("*") if each.is_file()]
+
+
+def test_a_stored_file_that_changed_on_the_disk_is_not_handed_out(depot, tmp_path):
+    depot.put_pieces([b"whole"], name(b"whole"))
+    (stored,) = (each for each in (tmp_path / "depot").rglob("*") if each.is_file())
+    stored.write_bytes(b"whale")
+    with pytest.raises(StorageError, match="damaged"):
+        depot.get(name(b"whole"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("digest", ["../../etc/passwd", "a" * 63, "A" * 64, "", "a" * 64 + "/.."])
+def test_what_is_no_digest_names_no_file(depot, digest):
+    with pytest.raises(StorageError, match="is no digest"):
+        depot.has(digest)
+
+
+def test_what_nothing_refers_to_is_swept_away(depot):
+    for content in (b"kept", b"gone"):
+        depot.put_pieces([content], name(content))
+    assert depot.sweep({name(b"kept")}) == 4
+    assert depot.has(name(b"kept"))
+    assert not depot.has(name(b"gone"))
+
+
+@pytest.fixture
+def project(tmp_path):
+    root = tmp_path / "project"
+    for path, text in {
+        "configs/grid.yaml": "lr: 1\n",
+        "model.py": "x = 1\n",
+        "data/big.bin": "0" * 100,
+        "venv/pyvenv.cfg": "",
+        "venv/lib.py": "",
+        "runs/old.py": "",
+    }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+def list_names(archive: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        return tar.getnames()
+
+
+def test_code_is_packed_and_data_is_not_and_the_same_code_gives_the_same_bytes(project):
+    source = project / "configs" / "grid.yaml"
+    first = pack_code(project, source)
+    assert list_names(first) == ["configs/grid.yaml", "model.py"]
+    os.utime(project / "model.py", (1, 1))
+    assert pack_code(project, source) == first
+    (project / "model.py").write_text("x = 2\n")
+    assert pack_code(project, source) != first
+
+
+def test_git_says_what_belongs_to_a_project(project, monkeypatch):
+    for words in (["init", "-q"], ["config", "core.excludesFile", "/dev/null"]):
+        subprocess.run(["git", "-C", project, *words], check=True)
+    (project / ".gitignore").write_text("venv/\nruns/\nsecret.py\n")
+    (project / "secret.py").write_text("")
+    source = project / "configs" / "grid.yaml"
+    assert find_root(source) == project
+    assert list_names(pack_code(find_root(source), source)) == ["configs/grid.yaml", "model.py"]
+
+
+def test_without_git_the_working_directory_is_the_project_or_else_the_folder_of_the_file(project, monkeypatch):
+    source = project / "configs" / "grid.yaml"
+    monkeypatch.chdir(project)
+    assert find_root(source) == project
+    monkeypatch.chdir("/")
+    assert find_root(source) == project / "configs"
+
+
+def test_too_much_code_is_refused_with_the_remedy(project, monkeypatch):
+    monkeypatch.setattr("fulltilt.lab.snapshot.MOST_BYTES", 8)
+    with pytest.raises(UsageError, match="submit from the folder of the project"):
+        pack_code(project, project / "configs" / "grid.yaml")
+
+
+def test_code_is_laid_out_beside_links_to_the_data_it_was_packed_from(project, tmp_path):
+    archive = tmp_path / "code.tar"
+    archive.write_bytes(pack_code(project, project / "configs" / "grid.yaml"))
+    (project / "model.py").write_text("x = 'edited later'\n")
+    (project / "added.py").write_text("x = 'added later'\n")
+    unpack_code(archive, tmp_path / "node" / "code", beside=project)
+    laid = tmp_path / "node" / "code"
+    assert (laid / "model.py").read_text() == "x = 1\n"
+    assert (laid / "data" / "big.bin").read_text() == "0" * 100
+    assert not (laid / "added.py").exists()
+    unpack_code(archive, tmp_path / "elsewhere", beside=tmp_path / "not there")
+    assert sorted(each.name for each in (tmp_path / "elsewhere").iterdir()) == ["configs", "model.py"]
+
+
+@pytest.mark.parametrize("bad", ["../out.py", "link"])
+def test_an_archive_that_leads_outside_is_refused(tmp_path, bad):
+    with tarfile.open(tmp_path / "evil.tar", "w") as tar:
+        entry = tarfile.TarInfo(bad)
+        if bad == "link":
+            entry.type, entry.linkname = tarfile.SYMTYPE, "/etc"
+        tar.addfile(entry, io.BytesIO(b""))
+    with pytest.raises(tarfile.FilterError):
+        unpack_code(tmp_path / "evil.tar", tmp_path / "code", beside=tmp_path)
+    assert not (tmp_path / "code").exists()
+    assert not (tmp_path / "out.py").exists()

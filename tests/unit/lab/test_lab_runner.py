@@ -1,0 +1,174 @@
+"""One attempt on its node: what the training is given, what the server is told, and that nothing outlives a lease."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fulltilt.config import Config
+from fulltilt.errors import StorageError
+from fulltilt.hardware.proctree import find_marked
+from fulltilt.lab.executors.local import GUARD, GUARD_MARK
+from fulltilt.lab.lab import Lab
+from fulltilt.lab.operations import cancel
+from fulltilt.lab.records import Point
+from fulltilt.lab.runner.guard import FENCED
+from fulltilt.lab.runner.order import MARK, Order
+from fulltilt.lab.scheduling.leases import Term
+from fulltilt.lab.serving import open_lab, serve
+
+STAND_IN = (sys.executable, "-S", str(Path(__file__).with_name("stand_in_train.py")))
+PATIENCE_S = 60
+TTL_S = 2.0
+
+
+def wait_for(look):
+    end = time.monotonic() + PATIENCE_S
+    while not (found := look()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+class Bench:
+    """A served lab without executors, and guards that a test starts by hand."""
+
+    def __init__(self, lab: Lab, url: str, root: Path):
+        self.lab, self.url, self.root = lab, url, root
+        lab.store.add(root / "grid.yaml", [Point(values={}, config=Config().to_values(), digest="d")], [])
+
+    def read(self):
+        return self.lab.store.read_experiments(id="e1")[0]
+
+    def start(self, *, root: Path | None = None, depot: str | None = None, **environment: str):
+        attempt, token = self.lab.store.lease(self.read(), node="n1", devices=["cpu:0"], n_threads=1, engine="by hand")
+        order = Order(
+            url=self.url,
+            token=token,
+            mark=f"{attempt.experiment}/{attempt.number}/{token[:8]}",
+            node="n1",
+            root=str(root or self.root / "node"),
+            device="cpu",
+            depot=depot,
+            command=STAND_IN,
+        )
+        environ = {**os.environ, **environment, **order.to_environment(), GUARD_MARK: order.mark}
+        guard = subprocess.Popen(GUARD, env=environ, start_new_session=True)
+        return guard, f"{MARK}={order.mark}"
+
+
+@pytest.fixture
+def bench(tmp_path):
+    (tmp_path / "lab").mkdir()
+    term = Term(ttl_s=TTL_S, grace_s=0.1 * TTL_S)
+    with open_lab(tmp_path / "lab", create=True, term=term) as lab, serve(lab, []) as (address, _):
+        yield Bench(lab, address.url, tmp_path)
+
+
+def read_log(bench: Bench, number: int) -> list[str]:
+    return (bench.lab.folder / "e1" / f"log-{number}.txt").read_text().splitlines()
+
+
+def test_a_training_runs_to_its_result_and_the_server_has_its_log_and_files(bench):
+    guard, mark = bench.start(STAND_IN_STEPS="20")
+    assert guard.wait(PATIENCE_S) == 0
+    found = bench.read()
+    assert (found.state, found.outcome, found.metrics["steps"]) == ("succeeded", "succeeded", 20)
+    assert read_log(bench, 1) == ["== e1, attempt 1 on cpu:0: grid.yaml", "from step 0: optim.lr=0.001"]
+    assert (bench.lab.folder / "e1" / "counter").read_text() == "20", "a file of the result, sent by digest"
+    assert find_marked(mark) == []
+    assert "token" not in (bench.lab.folder / "e1" / "log-1.txt").read_text()
+
+
+def test_a_cancel_reaches_the_training_which_saves_first(bench):
+    guard, mark = bench.start(STAND_IN_STEPS="100000")
+    wait_for(lambda: bench.read().state == "running" and find_marked(mark))
+    cancel(bench.lab, "e1")
+    assert guard.wait(PATIENCE_S) == 0
+    assert (bench.read().state, bench.read().reason) == ("cancelled", "cancelled")
+    assert int((bench.root / "node" / "e1" / "counter").read_text()) > 0
+    assert find_marked(mark) == []
+
+
+def test_the_next_attempt_goes_on_from_the_checkpoint_also_on_a_node_that_shares_no_disk(bench):
+    guard, _ = bench.start(STAND_IN_STEPS="60", STAND_IN_CHECKPOINT="checkpoint.pt")
+    wait_for(lambda: bench.lab.store.read_artefacts("e1"))
+    guard.send_signal(signal.SIGTERM)
+    assert guard.wait(PATIENCE_S) == 0
+    assert (bench.read().state, bench.read().outcome) == ("queued", "preempted")
+    reached = int((bench.root / "node" / "e1" / "checkpoint.pt").read_text())
+    guard, _ = bench.start(root=bench.root / "another", STAND_IN_STEPS="60", STAND_IN_CHECKPOINT="checkpoint.pt")
+    assert guard.wait(PATIENCE_S) == 0
+    assert bench.read().state == "succeeded"
+    assert read_log(bench, 2)[1] == f"from step {reached}: optim.lr=0.001"
+
+
+def test_an_attempt_that_another_one_has_followed_is_fenced_and_writes_nothing_more(bench):
+    guard, mark = bench.start(STAND_IN_STEPS="100000")
+    wait_for(lambda: find_marked(mark))
+    first = bench.read().newest
+    bench.lab.store.advance("back_off", first, outcome="lost")
+    bench.lab.store.advance("wake", first)
+    assert guard.wait(PATIENCE_S) == FENCED
+    assert find_marked(mark) == []
+    assert (bench.read().state, bench.read().attempt, bench.read().outcome) == ("queued", 1, "lost")
+
+
+@pytest.mark.parametrize("who", ["guard", "runner", "training"])
+def test_whoever_is_killed_nothing_is_left_of_the_attempt(bench, who):
+    guard, mark = bench.start(STAND_IN_STEPS="100000")
+    training = wait_for(lambda: find_marked(mark))[0]
+    runner = int(Path(f"/proc/{training}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill({"guard": guard.pid, "runner": runner, "training": training}[who], signal.SIGKILL)
+    guard.wait(PATIENCE_S)
+    wait_for(lambda: not find_marked(mark))
+    for pid in (runner, training):
+        wait_for(lambda pid=pid: not Path(f"/proc/{pid}/exe").exists())
+    if who == "training":
+        assert (bench.read().outcome, bench.read().reason[:20]) == ("lost", "it was ended by SIGK")
+
+
+def test_a_runner_that_is_stopped_does_not_keep_its_training_past_the_lease(bench):
+    guard, mark = bench.start(STAND_IN_STEPS="100000")
+    training = wait_for(lambda: bench.read().state == "running" and find_marked(mark))[0]
+    runner = int(Path(f"/proc/{training}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(runner, signal.SIGSTOP)
+    try:
+        wait_for(lambda: not find_marked(mark))
+        assert guard.wait(PATIENCE_S) == 128 + signal.SIGKILL
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(runner, signal.SIGCONT)
+
+
+def test_a_server_that_is_gone_is_no_failure_until_the_lease_runs_out(bench, monkeypatch):
+    """The training saves and ends by itself when no renewal is confirmed any more."""
+    guard, mark = bench.start(STAND_IN_STEPS="100000")
+    wait_for(lambda: find_marked(mark))
+    monkeypatch.setattr(bench.lab.leases, "renew", refuse)
+    began_s = time.monotonic()
+    wait_for(lambda: not find_marked(mark))
+    assert time.monotonic() - began_s > 0.4 * TTL_S
+    assert int((bench.root / "node" / "e1" / "counter").read_text()) > 0
+    guard.wait(PATIENCE_S)
+
+
+def refuse(attempt) -> None:
+    raise StorageError("no space left")
+
+
+def test_log_bytes_arrive_exactly_once_whatever_they_are(bench, tmp_path):
+    blob = tmp_path / "blob"
+    blob.write_bytes(os.urandom(3 << 20) + b"\0\xff\r\n" * 1000)
+    guard, _ = bench.start(STAND_IN_STEPS="5", STAND_IN_PRINTS=str(blob))
+    assert guard.wait(PATIENCE_S) == 0
+    log = (bench.lab.folder / "e1" / "log-1.txt").read_bytes()
+    assert log.endswith(blob.read_bytes())
+    assert len(log) == len(b"== e1, attempt 1 on cpu:0: grid.yaml\nfrom step 0: optim.lr=0.001\n") + blob.stat().st_size
