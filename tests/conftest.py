@@ -66,6 +66,7 @@ REAL = {
     "nvml": ("real",),
     "target": ("process",),
     "store": ("sqlite", "postgresql"),
+    "executor": ("local",),
 }
 """Contract suite → the ids of its parameters that stand for the real thing; the others are its fakes."""
 

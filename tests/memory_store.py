@@ -112,16 +112,20 @@ class MemoryStore:
     def read_work(self, experiment):
         return self.works[experiment]
 
-    def read_digests(self):
-        held = {artefact.digest for artefact in self.artefacts.values()}
-        return held | {work.code.digest for work in self.works.values() if work.code}
-
     def find_attempt(self, token):
         return self.fences.get(token)
 
-    def add_artefact(self, attempt, artefact):
-        key = (attempt.experiment, attempt.number, artefact.name)
-        self.artefacts[key] = dataclasses.replace(artefact, attempt=attempt.number)
+    def add_artefacts(self, attempt, artefacts):
+        id, number, names = attempt.experiment, attempt.number, {artefact.name for artefact in artefacts}
+        gone = [
+            key
+            for key in self.artefacts
+            if key[0] == id and (key[1] < number - 1 or (key[1] == number and key[2] in names))
+        ]
+        digests = {self.artefacts.pop(key).digest for key in gone}
+        for artefact in artefacts:
+            self.artefacts[id, number, artefact.name] = dataclasses.replace(artefact, attempt=number)
+        return digests - {artefact.digest for artefact in self.artefacts.values()}
 
     def read_artefacts(self, experiment):
         mine = [artefact for (id, *_), artefact in self.artefacts.items() if id == experiment]

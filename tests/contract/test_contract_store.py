@@ -188,12 +188,18 @@ def test_the_most_urgent_and_oldest_of_each_owner_come_first(store):
 
 
 def test_files_of_attempts_are_kept_by_name_the_newest_first(store):
-    (id,) = add(store)
-    first, second = (Attempt(experiment=id, number=number) for number in (1, 2))
-    for attempt, digest in ((first, "a" * 64), (second, "b" * 64), (second, "c" * 64)):
-        store.add_artefact(attempt, Artefact(name="checkpoint.pt", digest=digest, n_bytes=3 << 30))
+    (id,), (other,) = add(store), add(store)
+
+    def keep(number: int, digest: str, *, of: str = id) -> str:
+        artefact = Artefact(name="checkpoint.pt", digest=digest * 64, n_bytes=3 << 30)
+        gone = store.add_artefacts(Attempt(experiment=of, number=number), [artefact])
+        return "".join(sorted(digest[0] for digest in gone))
+
+    assert [keep(1, "0"), keep(1, "1"), keep(1, "1")] == ["", "0", ""], "the newest of an attempt"
+    assert [keep(1, "2", of=other), keep(2, "2"), keep(2, "3")] == ["", "", ""], "another one has the same file"
     found = [(each.attempt, each.digest[0], each.n_bytes) for each in store.read_artefacts(id)]
-    assert found == [(2, "c", 3 << 30), (1, "a", 3 << 30)]
+    assert found == [(2, "3", 3 << 30), (1, "1", 3 << 30)]
+    assert keep(3, "4") == "1", "of earlier attempts the last one's"
 
 
 def test_a_node_that_started_again_is_told_from_one_that_is_heard_again(store):
@@ -224,5 +230,3 @@ def test_code_and_configuration_of_an_experiment_are_those_it_was_submitted_with
     assert (work.code, work.config, work.source.suffix) == (code, {"optim": {"lr": 0}}, ".yaml")
     (other,) = add(store)
     assert store.read_work(other).code is None
-    assert code.digest in store.read_digests()
-    assert None not in store.read_digests()

@@ -243,7 +243,7 @@ def kill_at_random_moments(command, new_folder, seed: int, *, n_kills: int, long
     assert n_running
 
 
-@pytest.mark.parametrize("n_kills", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_six_results_each_once(tmp_path, monkeypatch, n_kills):
     (tmp_path / "grid.yaml").write_text(GRID)
     monkeypatch.setenv("STAND_IN_STEPS", "100")

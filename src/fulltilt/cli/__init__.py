@@ -47,11 +47,12 @@ COMMANDS = {
     "compare": "which of two configurations trains faster, measured; or what differs between two results",
     "check": "build everything, push one batch through, and go through the checklist",
     "machine": "what is there, with measured roofs",
+    "monitor": "GPUs, cores, memory and disk, live",
     "levers": "the catalogue of performance levers",
     "schema": "the JSON Schema of the configuration",
     "doctor": "why a training script is slow, line by line, and what a fix is worth",
     "infer": "hold a model to targets of latency, memory, throughput and response",
-    "lab": "a grid of experiments over the devices of this machine",
+    "lab": "a durable queue of experiments over the devices of this machine",
     "data": "make, inspect and repack data files",
     "completion": "what makes a shell complete commands and flags",
 }

@@ -12,7 +12,8 @@ from fulltilt.engine.interrupt import catch_signals
 from fulltilt.errors import UsageError
 from fulltilt.lab.executors import Executor
 from fulltilt.lab.executors.local import LocalExecutor
-from fulltilt.lab.serving import RUNNER_LOGS, open_lab, serve
+from fulltilt.lab.server.app import LOOPBACK
+from fulltilt.lab.serving import RUNNER_LOGS, Tls, open_lab, serve
 from fulltilt.records.run_folder import hold_folder
 
 TURN_S = 0.5
@@ -22,6 +23,7 @@ def run_serve(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; what runs goes on, and the next server finds it."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     folder, console = Path(args.lab), build_console(is_screen=True)
+    tls = _read_tls(args)
     executors: list[Executor] = []
     if args.devices != "none":
         pool = _read_pool(args.devices)
@@ -29,18 +31,35 @@ def run_serve(args: argparse.Namespace) -> int:
     with (
         hold_folder(folder),
         open_lab(folder, database=args.database, depot=args.depot, create=True) as lab,
-        serve(lab, executors, host=args.host, port=args.port, names=args.allow_host) as (address, coordinator),
+        serve(lab, executors, host=args.host, port=args.port, names=args.allow_host, tls=tls) as (address, coordinator),
         catch_signals((signal.SIGINT, signal.SIGTERM)) as stop,
     ):
         devices = ", ".join(device for room in coordinator.read_rooms() for device in room.free)
         print_result(console, f"the lab {folder} is served at {address.url}; devices here: {devices or 'none'}")
-        console.print(
-            f"its token is in {folder / 'token'}; fulltilt lab submit CONFIG queues experiments", soft_wrap=True
-        )
+        secret = f"#{address.token}" if console.is_terminal else f", with the token in {folder / 'token'}"
+        console.print(f"in a browser: {address.url}/login{secret}", soft_wrap=True)  # a log keeps no token
+        console.print(f"for commands here: fulltilt lab submit CONFIG --lab {folder}", soft_wrap=True)
         while not stop:
             time.sleep(TURN_S)
     console.print("stopped; what runs goes on, and fulltilt lab serve finds it again")
     return 0
+
+
+def _read_tls(args: argparse.Namespace) -> Tls | None:
+    """Return certificate and key. Off loopback there must be one, or the word that the network is trusted."""
+    if bool(args.tls_certificate) != bool(args.tls_key):
+        raise UsageError("--tls-certificate and --tls-key belong together; give both")
+    if args.tls_certificate:
+        for path in (args.tls_certificate, args.tls_key):
+            if not Path(path).is_file():
+                raise UsageError(f"{path} is no file; name the PEM files of a certificate and its key")
+        return Tls(certificate=Path(args.tls_certificate), key=Path(args.tls_key))
+    if args.host not in LOOPBACK and not args.insecure_lan:
+        raise UsageError(
+            f"at {args.host} tokens would cross the network unencrypted; give --tls-certificate and --tls-key, or "
+            "--insecure-lan where everybody on it is trusted"
+        )
+    return None
 
 
 def _read_pool(text: str) -> str | list[int]:

@@ -60,7 +60,8 @@ def run_submit(args: argparse.Namespace) -> int:
         )
     with connect(Path(args.lab), address=address) as client:
         done = client.submit(Path(source), args.overrides, priority=args.priority, retry=args.retry)
-        document = client.get("/api/experiments", id=done["ids"])
+        document = client.get("/api/experiments", sweep=done["sweep"])
+        document["experiments"] = [each for each in document["experiments"] if each["id"] in set(done["ids"])]
     write_json(args.json, document)
     if args.json != "-":
         n_old = len(done["ids"]) - done["n_new"]
@@ -187,9 +188,9 @@ class QueueView:
         if self._live is None:
             self._print_changes()
         elif time.monotonic() - self._drawn_s >= REDRAW_S:
-            shown = self.read()
-            table = listing.build_table(shown)
-            table.title, table.title_justify = listing.describe_counts(shown), "left"
+            table = listing.build_table(self._client.get("/api/experiments", urgent=listing.N_ROWS)["experiments"])
+            states = self._client.get("/api/status")["states"]
+            table.title, table.title_justify = listing.describe_states(states), "left"
             self._live.update(table, refresh=True)
             self._drawn_s = time.monotonic()
 

@@ -54,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help="another name it is reached by"
     )
+    serve.add_argument("--tls-certificate", metavar="FILE", help="PEM file; with --tls-key the server speaks HTTPS")
+    serve.add_argument("--tls-key", metavar="FILE", help="PEM file of the certificate's key")
+    serve.add_argument("--insecure-lan", action="store_true", help="tokens may cross a trusted network unencrypted")
     serve.add_argument("--devices", default="auto", metavar="D", help="devices of this machine: auto, cpu, 0,1 or none")
     serve.add_argument(
         "--database", metavar="URL", help="keep the records in PostgreSQL (default: in the lab's folder)"

@@ -57,6 +57,9 @@ class NvmlStatus:
     sm_clock_mhz: int | None  # clocks.sm
     sm_clock_max_mhz: int | None  # clocks.max.sm
     throttle_reasons: tuple[str, ...] | None  # clocks_event_reasons.active
+    power_w: float | None  # power.draw
+    power_limit_w: float | None  # enforced.power.limit
+    temperature_c: int | None  # temperature.gpu
     processes: tuple[NvmlProcess, ...] | None  # compute-apps
     null_reasons: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -123,6 +126,8 @@ class RealNvml:
         mask = ask("throttle_reasons", self._read_throttle_mask, handle)
         found = ask("processes", library.nvmlDeviceGetComputeRunningProcesses, handle)
         sm = library.NVML_CLOCK_SM
+        power_mw = ask("power_w", library.nvmlDeviceGetPowerUsage, handle)
+        limit_mw = ask("power_limit_w", library.nvmlDeviceGetEnforcedPowerLimit, handle)
         processes = [NvmlProcess(pid=p.pid, memory_used_bytes=p.usedGpuMemory) for p in found or ()]
         return NvmlStatus(
             memory_used_bytes=None if memory is None else memory.used,
@@ -131,6 +136,9 @@ class RealNvml:
             sm_clock_mhz=ask("sm_clock_mhz", library.nvmlDeviceGetClockInfo, handle, sm),
             sm_clock_max_mhz=ask("sm_clock_max_mhz", library.nvmlDeviceGetMaxClockInfo, handle, sm),
             throttle_reasons=None if mask is None else decode_throttle_reasons(mask),
+            power_w=None if power_mw is None else power_mw / 1000,
+            power_limit_w=None if limit_mw is None else limit_mw / 1000,
+            temperature_c=ask("temperature_c", library.nvmlDeviceGetTemperature, handle, library.NVML_TEMPERATURE_GPU),
             processes=None if found is None else tuple(processes),
             null_reasons=reasons,
         )

@@ -145,7 +145,8 @@ class Coordinator:
         barred = {node.name for node in self._lab.store.read_nodes() if is_barred(node)}
         for executor in self._executors.values():
             places = {place.node: place for place in executor.read_places()}
-            rooms = [_build_room(place, in_use, is_barred=place.node in barred) for place in places.values()]
+            out = barred if not barred.issuperset(places) else set()  # where there is no other, it has to do
+            rooms = [_build_room(place, in_use, is_barred=place.node in out) for place in places.values()]
             n_free = sum(len(room.free) for room in rooms if not room.is_barred)
             if not n_free:
                 continue

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -114,14 +114,10 @@ class Depot:
                 return
         self.get(digest, target)
 
-    def sweep(self, kept: Collection[str]) -> int:
-        """Remove all files but ``kept`` and return the bytes that were freed. Nothing may arrive meanwhile."""
-        freed = 0
-        for place in self._system.find(self._root):
-            if place.rpartition("/")[2] not in kept:
-                freed += self._system.size(place)
-                self._system.rm(place)
-        return freed
+    def remove(self, digest: str) -> None:
+        """Remove a stored file; one that is gone already is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm(self._place(digest))
 
     def _place(self, digest: str) -> str:
         if not DIGEST.fullmatch(digest):

@@ -93,8 +93,11 @@ def read_metrics(lab: Path, experiment: Experiment) -> Mapping[str, float]:
 
 def describe_counts(entries: Sequence[Entry]) -> str:
     """Return the number of experiments in each state: ``4 succeeded, 1 running, 1 queued``."""
-    counts = Counter(entry["state"] for entry in entries)
-    return ", ".join(f"{counts[state]} {state}" for state in COUNTED if counts[state])
+    return describe_states(Counter(entry["state"] for entry in entries))
+
+
+def describe_states(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{counts[state]} {state}" for state in COUNTED if counts.get(state))
 
 
 def describe_point(entry: Entry) -> str:

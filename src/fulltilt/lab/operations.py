@@ -9,6 +9,7 @@ from fulltilt.lab.lab import Lab, find_out_dir
 from fulltilt.lab.points import Grid, read_grid
 from fulltilt.lab.records import Code, Experiment
 from fulltilt.lab.scheduling.order import Room, find_impossible
+from fulltilt.lab.snapshot import pack_files
 from fulltilt.lab.states import LIVE, OVER, WAITING
 from fulltilt.lab.store import StaleAttemptError
 from fulltilt.records.run_folder import write_atomic
@@ -38,15 +39,34 @@ def submit(
         ConfigError: the configuration is no good. UsageError: no machine can ever run it.
     """
     _check_priority(priority)
+    grid = read_submission(lab, source=source, text=text, overrides=overrides, rooms=rooms)
+    lab.store.add(source, grid.points, overrides, owner=owner, priority=priority, n_devices=grid.n_devices, code=code)
+    lab.woken.set()
+    known = lab.store.read_ids(source, {point.digest for point in grid.points})
+    return grid, [known[point.digest] for point in grid.points]
+
+
+def read_submission(lab: Lab, *, source: str, text: str, overrides: Sequence[str], rooms: Sequence[Room] = ()) -> Grid:
+    """Read the grid of a text that was sent, and keep the text.
+
+    Raises:
+        ConfigError: the configuration is no good. UsageError: no machine can ever run it.
+    """
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     path = write_atomic(lab.folder / "sweeps" / digest / Path(source).name, text)
     grid = read_grid(str(path), overrides)
     if rooms and (obstacle := find_impossible(grid.n_devices, rooms)):
         raise UsageError(f"{Path(source).name} cannot run here: {obstacle}; ask for fewer, or add a machine")
-    lab.store.add(source, grid.points, overrides, owner=owner, priority=priority, n_devices=grid.n_devices, code=code)
-    lab.woken.set()
-    known = lab.store.read_ids(source, {point.digest for point in grid.points})
-    return grid, [known[point.digest] for point in grid.points]
+    return grid
+
+
+def keep_text(lab: Lab, name: str, text: str) -> Code:
+    """Put a configuration that comes with no code beside it into the depot, for the nodes to fetch."""
+    archive = pack_files({name: text.encode()})
+    digest = hashlib.sha256(archive).hexdigest()
+    if not lab.depot.has(digest):
+        lab.depot.put_pieces([archive], digest)
+    return Code(digest=digest, root="/nonexistent", entry=name)
 
 
 def cancel(lab: Lab, id: str) -> Experiment:
@@ -90,6 +110,14 @@ def remove(lab: Lab, id: str) -> Experiment:
         target.parent.mkdir(exist_ok=True)
         folder.rename(target)
     return found
+
+
+def release_node(lab: Lab, name: str) -> None:
+    """Let a machine take experiments again that lost several in a row."""
+    if name not in {node.name for node in lab.store.read_nodes()}:
+        raise UsageError(f"there is no machine {name!r}; the page of machines names them")
+    lab.store.mark_node(name, n_bad=0, last_bad=None)
+    lab.woken.set()
 
 
 def find(lab: Lab, id: str) -> Experiment:

@@ -88,8 +88,7 @@ def commit_checkpoint(lab: Lab, attempt: Attempt, files: Sequence[Artefact]) -> 
     """Make files of the depot the newest checkpoint: the next attempt starts from it."""
     require_live(lab, attempt)
     _require_stored(lab, files)
-    for file in files:
-        lab.store.add_artefact(attempt, file)
+    _keep(lab, attempt, files)
 
 
 def finish(lab: Lab, attempt: Attempt, end: End, files: Sequence[Artefact]) -> str:
@@ -99,8 +98,7 @@ def finish(lab: Lab, attempt: Attempt, end: End, files: Sequence[Artefact]) -> s
         raise FencedError(f"{attempt.experiment} is at attempt {experiment.attempt}")
     if experiment.state in LIVE:
         _require_stored(lab, files)
-        for file in files:
-            lab.store.add_artefact(attempt, file)
+        _keep(lab, attempt, files)
     return settle(lab, attempt, end)
 
 
@@ -131,6 +129,11 @@ def require_readable(lab: Lab, attempt: Attempt, digest: str) -> None:
     own = {artefact.digest for artefact in lab.store.read_artefacts(attempt.experiment)}
     if digest not in own | ({code.digest} if code else set()):
         raise FencedError(f"{digest} belongs to no attempt at {attempt.experiment}")
+
+
+def _keep(lab: Lab, attempt: Attempt, files: Sequence[Artefact]) -> None:
+    for digest in lab.store.add_artefacts(attempt, files):
+        lab.depot.remove(digest)
 
 
 def _require_stored(lab: Lab, files: Sequence[Artefact]) -> None:

@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import uvicorn
 
 from fulltilt._version import __version__
 from fulltilt.errors import UsageError
+from fulltilt.hardware import RealNvml
+from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.depot import Depot
 from fulltilt.lab.executors import Executor
@@ -29,6 +32,7 @@ from fulltilt.records.run_folder import write_atomic
 ADDRESS, PORT = "server.json", "port"  # the former in the lab's folder, while it is served
 DEPOT, LOCAL, RUNNER_LOGS = "depot", "local", "runners"
 STARTUP_S = 30.0
+WILDCARDS = ("0.0.0.0", "::")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +41,14 @@ class Address:
 
     url: str
     token: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Tls:
+    """A certificate and its key, as PEM files."""
+
+    certificate: Path
+    key: Path
 
 
 @contextlib.contextmanager
@@ -68,13 +80,14 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     names: Sequence[str] = (),
+    tls: Tls | None = None,
     command: Sequence[str] = (),
 ) -> Iterator[tuple[Address, Coordinator]]:
     """Serve a lab and schedule it, in threads, for the length of the block.
 
     Args:
         port: 0: any that is free; the one of the last time where it still is, so that runners find it again.
-        names: Under which the server is reached, beside ``host`` and this machine's own.
+        names: Under which the server is reached, beside ``host`` and this machine's own; the first is told to runners.
         command: Trains; None: fulltilt itself.
 
     Raises:
@@ -82,7 +95,9 @@ def serve(
     """
     token = read_or_make_token(lab.folder)
     listener = _listen(host, port or _read_port(lab.folder))
-    address = Address(url=f"http://{_bracket(host)}:{listener.getsockname()[1]}", token=token)
+    reached = next(iter(names), "127.0.0.1" if host in WILDCARDS else host)
+    scheme = "http" if tls is None else "https"
+    address = Address(url=f"{scheme}://{_bracket(reached)}:{listener.getsockname()[1]}", token=token)
 
     def write_order(executor: Executor, secret: str, mark: str, node: str) -> Order:
         is_here = executor.name == LOCAL
@@ -95,13 +110,25 @@ def serve(
             root=root,
             depot=lab.depot.uri if is_here else None,
             command=tuple(command),
+            authority=None if tls is None else str(tls.certificate.resolve()),
         )
 
     coordinator = Coordinator(lab, executors, write_order)
-    hosts = {*LOOPBACK, host, platform.node(), *names}
-    app = build_app(lab, token=token, hosts=hosts, read_rooms=coordinator.read_rooms)
+    own = {each.address.partition("%")[0] for many in psutil.net_if_addrs().values() for each in many}
+    hosts = {*LOOPBACK, platform.node(), *names, *(own if host in WILDCARDS else {host})}
+    nvml = RealNvml()
+    sampler = Sampler(nvml, folder=lab.folder)
+    app = build_app(lab, token=token, hosts=hosts, read_rooms=coordinator.read_rooms, sampler=sampler)
     server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=5)
+        uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=5,
+            ssl_certfile=tls and tls.certificate,
+            ssl_keyfile=tls and tls.key,
+        )
     )
     for executor in executors:
         for place in executor.read_places():
@@ -127,6 +154,7 @@ def serve(
         server.should_exit = True
         threads[0].join()
         listener.close()
+        nvml.close()
         for executor in executors:
             executor.close()
 

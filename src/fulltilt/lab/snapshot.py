@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fulltilt.errors import UsageError
@@ -37,17 +37,24 @@ def pack_code(root: Path, source: Path) -> bytes:
     Raises:
         UsageError: there is too much of it.
     """
-    buffer, n_bytes = io.BytesIO(), 0
+    files, n_bytes = dict[str, bytes](), 0
+    for path in sorted({*_list_files(root), source.resolve()}):
+        files[str(path.relative_to(root))] = content = path.read_bytes()
+        n_bytes += len(content)
+        if n_bytes > MOST_BYTES:
+            raise UsageError(
+                f"the code below {root} is larger than {MOST_BYTES >> 20} MiB; submit from the folder of the project, "
+                "or list what is no code in .gitignore"
+            )
+    return pack_files(files)
+
+
+def pack_files(files: Mapping[str, bytes]) -> bytes:
+    """Pack files by their names; the same content gives the same bytes."""
+    buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for path in sorted({*_list_files(root), source.resolve()}):
-            content = path.read_bytes()
-            n_bytes += len(content)
-            if n_bytes > MOST_BYTES:
-                raise UsageError(
-                    f"the code below {root} is larger than {MOST_BYTES >> 20} MiB; submit from the folder of the "
-                    "project, or list what is no code in .gitignore"
-                )
-            entry = tarfile.TarInfo(str(path.relative_to(root)))
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(content), 0o644
             tar.addfile(entry, io.BytesIO(content))
     return buffer.getvalue()

@@ -85,10 +85,15 @@ def read_training(folder: str | Path) -> TrainingRun:
     path = Path(folder) / EVENTS_FILE
     if not path.is_file():
         raise UsageError(f"{folder} holds no {EVENTS_FILE}; name the folder of a training")
+    return read_training_lines(str(folder), read_lines(path))
+
+
+def read_training_lines(name: str, lines: Sequence[str]) -> TrainingRun:
+    """Read the lines of an event log; raises as ``read_training`` does."""
     try:
-        return _assemble(str(folder), [json.loads(line) for line in read_lines(path)])
+        return _assemble(name, [json.loads(line) for line in lines])
     except (KeyError, TypeError, ValueError):
-        raise UsageError(f"{path} is not the event log of a training; name the folder of one") from None
+        raise UsageError(f"{name}/{EVENTS_FILE} is not the event log of a training; name the folder of one") from None
 
 
 def is_finished(folder: Path) -> bool:

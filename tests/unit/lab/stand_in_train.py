@@ -53,9 +53,15 @@ def main() -> int:
     if "optim.lr=0.666" in words:
         write_atomic(result, json.dumps({"error": "diverged; use a smaller lr", "rc": 1}))
         return 1
+    ticks = os.environ.get("STAND_IN_TICKS")
+    trace = Path(ticks, os.environ["FULLTILT_ATTEMPT"].replace("/", "-")) if ticks else None
     while step < N_STEPS:
         time.sleep(STEP_S)
         step += 1
+        if trace:
+            print(f"step {step}", flush=True)
+            with trace.open("a") as stream:
+                print(time.clock_gettime(time.CLOCK_BOOTTIME), file=stream)
         write_atomic(checkpoint, str(step))
         if stop:
             write_atomic(result, json.dumps({"error": "interrupted", "rc": 128 + stop[0]}))

@@ -18,7 +18,7 @@ from fulltilt.lab.serving import open_lab
 from fulltilt.lab.store import StaleAttemptError
 
 OWNER = "the owner's token"
-OPEN = {"/healthz"}
+OPEN = {"/healthz", "/login", "/static/{name:path}"}
 
 
 class Caller:
@@ -74,8 +74,9 @@ def find_role(route: APIRoute) -> str | None:
 
 
 def fill(path: str) -> str:
-    values = {"id": "e1", "name": "log.txt", "digest": "0" * 64, "action": "cancel"}
-    return path.format_map(values)
+    for name, value in {"id": "e1", "name": "log.txt", "digest": "0" * 64, "action": "cancel"}.items():
+        path = path.replace(f"{{{name}}}", value)
+    return path
 
 
 def test_every_route_says_who_may_use_it_and_answers_nobody_else(call):
@@ -171,9 +172,12 @@ def test_a_runner_speaks_for_its_own_attempt_alone(call):
         call("POST", "/runner/hello", token, json={"node": "n1", "pid": 1})
     digest = call.lab.depot.put_pieces([b"secret"], hashlib.sha256(b"secret").hexdigest())
     secret = hashlib.sha256(b"secret").hexdigest()
-    call.lab.store.add_artefact(other, Artefact(name="checkpoint.pt", digest=secret, n_bytes=digest))
+    call.lab.store.add_artefacts(other, [Artefact(name="checkpoint.pt", digest=secret, n_bytes=digest)])
     assert call("GET", f"/runner/files/{secret}", theirs).content == b"secret"
     assert call("GET", f"/runner/files/{secret}", mine).status_code == 409
+    sent = call("GET", "/api/experiments/e2/files/checkpoint.pt")
+    assert (sent.content, sent.headers["content-disposition"][:10]) == (b"secret", "attachment")
+    assert call("GET", "/api/experiments/e1/files/checkpoint.pt").status_code == 404
     assert call("POST", "/runner/finish", mine, json={"outcome": "user_error", "reason": "no"}).status_code == 200
     states = {each.id: each.state for each in call.lab.store.read_experiments()}
     assert states == {"e1": "failed", "e2": "running", "e3": "queued"}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import event
 
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.lab.records import Point
@@ -55,6 +56,32 @@ def test_of_many_that_want_one_experiment_one_gets_it(store):
     for thread in threads:
         thread.join()
     assert (len(got), len(refused)) == (1, 7)
+
+
+def test_threads_that_write_at_once_share_a_transaction_and_one_that_is_refused_takes_nothing_from_the_others(store):
+    store.add(GRID, build_points(40), [])
+    rows = store.read_experiments()
+    commits = []
+    event.listen(store._engine, "commit", commits.append)
+    barrier, refused = threading.Barrier(8), []
+
+    def work(mine) -> None:
+        barrier.wait()
+        for row in mine:
+            attempt, _ = store.lease(row, node="here", devices=[], n_threads=None, engine="local")
+            with pytest.raises(StaleAttemptError):
+                store.advance("commit", attempt)
+            refused.append(row.id)
+            store.advance("fail", attempt, outcome="lost")
+
+    threads = [threading.Thread(target=work, args=(rows[start::8],)) for start in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.count_states() == {"failed": 40}
+    assert len(refused) == 40
+    assert len(commits) < 100, "80 changes and 40 refusals"
 
 
 def test_a_folder_without_a_lab_and_a_file_that_is_none(tmp_path):

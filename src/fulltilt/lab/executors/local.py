@@ -95,6 +95,8 @@ class LocalExecutor:
         return [Place(node=platform.node(), devices=[slot.name for slot in self.slots], n_threads=n_threads)]
 
     def submit(self, attempt: Attempt, order: Order, node: str, devices: Sequence[str]) -> str:
+        if order.mark in self._guards:
+            return order.mark
         slots = [slot for slot in self.slots if slot.name in devices]
         environ = {**os.environ, **_join(slots), **order.to_environment(), GUARD_MARK: order.mark}
         try:

@@ -4,8 +4,10 @@ A route says its role by ``Depends(allow("read"))``; a test refuses one that doe
 cookie that no other site can send along; everything else sends it in the Authorization header.
 """
 
+import collections
 import hmac
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -21,12 +23,14 @@ COOKIE = "fulltilt_lab"
 ROLES = {"read": ("read", "submit", "admin"), "submit": ("submit", "admin"), "admin": ("admin",), "join": ("join",)}
 ROLES |= {"worker": ("worker",), "runner": ("runner",), "anyone": ()}
 TOKEN_FILE = "token"
+MOST_FAILURES, PAUSE_S = 10, 60.0  # wrong tokens typed into the page in so many seconds
 SAFE_METHODS = ("GET", "HEAD")
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # without any, a browser says of our own forms that they come from nowhere
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
@@ -63,6 +67,25 @@ def allow(role: str) -> Callable[..., Token | None]:
 
     check.role = role  # type: ignore[attr-defined]
     return check
+
+
+def find_role(request: Request, token: str) -> str | None:
+    """Return the role that a token gives; None: it is not known."""
+    found = _find(request, token) if token else None
+    return found and found.role
+
+
+class Patience:
+    """Counts wrong tokens, and asks for a pause when there are many: a guess must not be cheap."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._failed_s = clock, collections.deque[float](maxlen=MOST_FAILURES)
+
+    def may_try(self) -> bool:
+        return len(self._failed_s) < MOST_FAILURES or self._clock() - self._failed_s[0] > PAUSE_S
+
+    def note_failure(self) -> None:
+        self._failed_s.append(self._clock())
 
 
 def find_attempt(request: Request) -> Attempt:

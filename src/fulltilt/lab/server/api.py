@@ -8,11 +8,11 @@ from pydantic import BaseModel, Field
 from fulltilt._version import __version__
 from fulltilt.errors import UsageError
 from fulltilt.lab import listing, operations
-from fulltilt.lab.lab import Lab, find_out_dir, find_stream
+from fulltilt.lab.lab import Lab, find_stream
 from fulltilt.lab.points import find_axes
 from fulltilt.lab.records import Attempt, Code, Token
 from fulltilt.lab.server.access import allow
-from fulltilt.lab.server.bodies import write_body
+from fulltilt.lab.server.bodies import stream_file, write_body
 from fulltilt.lab.states import STATES
 from fulltilt.records import VERSION
 
@@ -52,6 +52,7 @@ def read_status(request: Request, token: Reader) -> dict[str, Any]:
         "states": lab.store.count_states(),
         "last_event": lab.store.read_last_event(),
         "has_room": lab.store.has_room(),
+        "stale": sorted(attempt.experiment for attempt in lab.leases.list_stale()),
     }
 
 
@@ -60,15 +61,17 @@ def list_experiments(
     request: Request,
     token: Reader,
     state: Annotated[list[Literal[*STATES]] | None, Query()] = None,  # type: ignore[valid-type]
-    id: Annotated[list[str] | None, Query(max_length=20_000)] = None,
     sweep: str | None = None,
+    urgent: Annotated[int | None, Query(ge=1, le=1000)] = None,
     limit: Annotated[int, Query(ge=1, le=100_000)] = 100_000,
     offset: Annotated[int, Query(ge=0)] = 0,
 ) -> dict[str, Any]:
     lab = get_lab(request)
-    found = lab.store.read_experiments(states=state, sweep=sweep, limit=limit, offset=offset)
-    wanted = None if id is None else set(id)
-    return listing.build_document(lab.folder, [each for each in found if wanted is None or each.id in wanted])
+    if urgent is not None:
+        found = lab.store.read_urgent(listing.URGENCY, urgent)
+    else:
+        found = lab.store.read_experiments(states=state, sweep=sweep, limit=limit, offset=offset)
+    return listing.build_document(lab.folder, found)
 
 
 @router.get("/experiments/{id}")
@@ -114,15 +117,13 @@ def read_log(
 
 @router.get("/experiments/{id}/files/{name}")
 def read_file(request: Request, token: Reader, id: str, name: str) -> Response:
-    """Return a file of the accepted result, as an attachment."""
+    """Return the newest file of this name that an attempt sent, as an attachment."""
     lab = get_lab(request)
     found = operations.find(lab, id)
-    if name not in {artefact.name for artefact in lab.store.read_artefacts(found.id)}:
+    newest = next((each for each in lab.store.read_artefacts(found.id) if each.name == name), None)
+    if newest is None or not lab.depot.has(newest.digest):
         raise HTTPException(404, f"{found.id} has no file {name!r}")
-    path = find_out_dir(lab.folder, found.id) / name
-    from fastapi.responses import FileResponse
-
-    return FileResponse(path, media_type="application/octet-stream", filename=name)
+    return stream_file(lab.depot, newest.digest, name=name)
 
 
 @router.get("/events")
@@ -171,11 +172,13 @@ def submit(request: Request, token: Submitter, body: Submission) -> dict[str, An
         rooms=request.app.state.read_rooms(),
     )
     new = {event.experiment for event in lab.store.read_events(after=before) if event.arrow == "submit"}
+    mine = set(ids)
     if body.retry:
-        for id in ids:
-            if operations.find(lab, id).state in ("failed", "cancelled"):
-                operations.retry(lab, id)
-    return {"ids": ids, "n_new": len(new & set(ids)), "axes": find_axes(grid)}
+        for found in lab.store.read_experiments(states=("failed", "cancelled")):
+            if found.id in mine:
+                operations.retry(lab, found.id)
+    sweep = operations.find(lab, ids[0]).sweep
+    return {"ids": ids, "sweep": sweep, "n_new": len(new & mine), "axes": find_axes(grid)}
 
 
 @router.post("/experiments/{id}/priority")
@@ -194,6 +197,12 @@ def act(request: Request, token: Submitter, id: str, action: Literal[*ACTIONS]) 
 def remove(request: Request, token: Submitter, id: str) -> dict[str, Any]:
     lab = get_lab(request)
     return listing.build_entry(lab.folder, operations.remove(lab, id))
+
+
+@router.post("/nodes/{name}/release")
+def release_node(request: Request, token: Submitter, name: str) -> dict[str, Any]:
+    operations.release_node(get_lab(request), name)
+    return {}
 
 
 @router.get("/nodes")

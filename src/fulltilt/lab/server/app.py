@@ -1,23 +1,32 @@
 """Build the application of a lab: its routes, who may use them, and how errors are answered."""
 
+import platform
 from collections.abc import Callable, Iterable, Sequence
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.exception_handlers import http_exception_handler
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from starlette.exceptions import HTTPException
 
 from fulltilt.errors import FulltiltError, StorageError, UsageError
+from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.lab import Lab
 from fulltilt.lab.reception import FencedError
 from fulltilt.lab.scheduling.order import Room
-from fulltilt.lab.server import api, runner_api
-from fulltilt.lab.server.access import Gate, allow
+from fulltilt.lab.server import api, live, pages, runner_api
+from fulltilt.lab.server.access import Gate, Patience, allow
 from fulltilt.lab.store import StaleAttemptError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def build_app(
-    lab: Lab, *, token: str, hosts: Iterable[str] = LOOPBACK, read_rooms: Callable[[], Sequence[Room]] = tuple
+    lab: Lab,
+    *,
+    token: str,
+    hosts: Iterable[str] = LOOPBACK,
+    read_rooms: Callable[[], Sequence[Room]] = tuple,
+    sampler: Sampler | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -25,10 +34,15 @@ def build_app(
         token: Of the lab's owner; others are in the store.
         hosts: Names under which the server is reached.
         read_rooms: Returns the machines there are, for the check of what is submitted.
+        sampler: Reads this machine, for the page of machines.
     """
     app = FastAPI(title="fulltilt lab", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.lab, app.state.token, app.state.read_rooms, app.state.is_closing = lab, token, read_rooms, False
+    app.state.sampler, app.state.here = sampler, platform.node()
+    app.state.patience, app.state.n_listeners = Patience(), 0
     app.include_router(api.router)
+    app.include_router(pages.router)
+    app.include_router(live.router)
     app.include_router(runner_api.router)
 
     @app.get("/healthz", dependencies=[Depends(allow("anyone"))])
@@ -38,6 +52,7 @@ def build_app(
 
     for kind, status in ((FencedError, 409), (StaleAttemptError, 409), (UsageError, 422), (StorageError, 507)):
         app.add_exception_handler(kind, _build_handler(status))
+    app.add_exception_handler(HTTPException, _answer_refusal)
     app.add_middleware(Gate, hosts=frozenset(host.lower() for host in hosts))
     return app
 
@@ -48,3 +63,12 @@ def _build_handler(status: int) -> Callable[[Request, Exception], JSONResponse]:
         return JSONResponse({"error": str(error), "remedy": remedy}, status)
 
     return handle
+
+
+async def _answer_refusal(request: Request, error: Exception) -> Response:
+    """Lead a browser without a token to where it can give one."""
+    assert isinstance(error, HTTPException)
+    is_page = request.method == "GET" and not request.url.path.startswith(("/api/", "/runner/", "/live"))
+    if error.status_code == 401 and is_page and "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse("/login", 303)
+    return await http_exception_handler(request, error)

@@ -3,12 +3,15 @@
 import asyncio
 import queue
 from collections.abc import Iterator
+from urllib.parse import quote
 
 from fastapi import HTTPException, Request
+from fastapi.responses import StreamingResponse
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from fulltilt.lab.depot import Depot
+from fulltilt.lab.depot import PIECE_BYTES, Depot
 
 MOST_FILE_BYTES = 64 << 30
 PIECES_AHEAD = 4  # between the network and the disk
@@ -55,3 +58,14 @@ async def write_body(request: Request, depot: Depot, digest: str) -> int:
     if not writing.done():
         await run_in_threadpool(pieces.put, b"")
     return await writing
+
+
+def stream_file(depot: Depot, digest: str, *, name: str | None = None) -> StreamingResponse:
+    """Answer with a stored file, a piece at a time; with a name as an attachment, which no browser opens as a page."""
+    stream = depot.open(digest)
+    headers = {"Content-Length": str(depot.measure(digest))}
+    headers |= {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"} if name else {}
+    pieces = iter(lambda: stream.read(PIECE_BYTES), b"")
+    return StreamingResponse(
+        pieces, media_type="application/octet-stream", headers=headers, background=BackgroundTask(stream.close)
+    )

@@ -9,14 +9,12 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from fulltilt.errors import StorageError
 from fulltilt.lab import reception
-from fulltilt.lab.depot import PIECE_BYTES
 from fulltilt.lab.lab import Lab
 from fulltilt.lab.records import Artefact
 from fulltilt.lab.scheduling.ends import End
 from fulltilt.lab.server.access import Runner
-from fulltilt.lab.server.bodies import read_body, write_body
+from fulltilt.lab.server.bodies import read_body, stream_file, write_body
 
 router = APIRouter(prefix="/runner")
 MOST_STREAM_BYTES = 4 << 20  # of a log at a time
@@ -87,11 +85,9 @@ async def put_file(request: Request, attempt: Runner, digest: str) -> dict[str, 
 def get_file(request: Request, attempt: Runner, digest: str) -> StreamingResponse:
     lab = _get_lab(request)
     reception.require_readable(lab, attempt, digest)
-    try:
-        stream = lab.depot.open(digest)
-    except StorageError as error:
-        raise HTTPException(404, str(error)) from None
-    return StreamingResponse(iter(lambda: stream.read(PIECE_BYTES), b""), media_type="application/octet-stream")
+    if not lab.depot.has(digest):
+        raise HTTPException(404, f"there is no file {digest}")
+    return stream_file(lab.depot, digest)
 
 
 @router.post("/checkpoint")

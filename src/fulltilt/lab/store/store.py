@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
 
 from fulltilt.errors import StorageError
 from fulltilt.lab.records import Artefact, Attempt, Code, Event, Experiment, Node, Point, Token, Work
 from fulltilt.lab.states import ARROWS
 from fulltilt.lab.store.tables import ARTEFACT, ATTEMPT, EVENT, EXPERIMENT, NODE, SWEEP, TOKEN
 
+MOST_AT_ONCE = 64  # changes in one transaction
 ROWS_AT_ONCE = 1000  # of an insert; SQLite takes 32,766 values
 
 
@@ -53,6 +55,8 @@ class Store:
     ):
         self._engine, self._explain, self._ballast, self._on_close = engine, explain, ballast, on_close
         self._turn = threading.Lock()  # fair enough; SQLite's own waiting lets a writer starve for seconds
+        self._count, self._n_waiting = threading.Lock(), 0
+        self._batch: _Batch | None = None
 
     def close(self) -> None:
         if self._on_close is not None:
@@ -185,6 +189,23 @@ class Store:
             found for owner in owners for found in self.read_experiments(states=("queued",), owner=owner, limit=limit)
         ]
 
+    def read_newest(self, states: Collection[str], limit: int) -> tuple[Experiment, ...]:
+        """Return the experiments in these states that changed last, the newest first."""
+        last = sa.select(EVENT.c.experiment, sa.func.max(EVENT.c.seq).label("seq")).group_by(EVENT.c.experiment)
+        changed = last.subquery()
+        query = _select_experiments().join(changed, changed.c.experiment == EXPERIMENT.c.id)
+        query = query.where(EXPERIMENT.c.state.in_(states)).order_by(changed.c.seq.desc()).limit(limit)
+        with self._read() as connection:
+            return tuple(map(_build_experiment, connection.execute(query)))
+
+    def read_urgent(self, states: Sequence[str], limit: int) -> list[Experiment]:
+        """Return the first ``limit`` experiments, those in the first of ``states`` before those in the next."""
+        found: list[Experiment] = []
+        for state in states:
+            if len(found) < limit:
+                found += self.read_experiments(states=(state,), limit=limit - len(found))
+        return found
+
     def count_states(self, *, sweep: str | None = None) -> dict[str, int]:
         query = sa.select(EXPERIMENT.c.state, sa.func.count()).group_by(EXPERIMENT.c.state)
         if sweep is not None:
@@ -236,18 +257,24 @@ class Store:
 
     # Files in the depot
 
-    def add_artefact(self, attempt: Attempt, artefact: Artefact) -> None:
-        """Store the name of a file of an attempt; the newest of a name counts."""
-        at = (
-            ARTEFACT.c.experiment == parse_id(attempt.experiment),
-            ARTEFACT.c.attempt == attempt.number,
-            ARTEFACT.c.name == artefact.name,
-        )
-        row = {"experiment": parse_id(attempt.experiment), "attempt": attempt.number, "name": artefact.name}
-        row |= {"digest": artefact.digest, "n_bytes": artefact.n_bytes, "time_s": time.time()}
+    def add_artefacts(self, attempt: Attempt, artefacts: Sequence[Artefact]) -> set[str]:
+        """Store the names of files of an attempt → digests that nothing refers to any more.
+
+        The newest file of a name counts, and of earlier attempts those of the last one.
+        """
+        number = parse_id(attempt.experiment)
+        same = {"experiment": number, "attempt": attempt.number, "time_s": time.time()}
+        rows = [{**same, "name": it.name, "digest": it.digest, "n_bytes": it.n_bytes} for it in artefacts]
+        mine, is_old = ARTEFACT.c.experiment == number, ARTEFACT.c.attempt < attempt.number - 1
+        replaced = (ARTEFACT.c.attempt == attempt.number) & ARTEFACT.c.name.in_([it.name for it in artefacts])
         with self._write() as connection:
-            connection.execute(sa.delete(ARTEFACT).where(*at))
-            connection.execute(sa.insert(ARTEFACT), row)
+            gone = sa.select(ARTEFACT.c.digest).where(mine, is_old | replaced)
+            digests = set(connection.execute(gone).scalars())
+            connection.execute(sa.delete(ARTEFACT).where(mine, is_old | replaced))
+            if rows:
+                connection.execute(sa.insert(ARTEFACT), rows)
+            held = connection.execute(sa.select(ARTEFACT.c.digest).where(ARTEFACT.c.digest.in_(digests))).scalars()
+            return digests - set(held)
 
     def read_artefacts(self, experiment: str) -> list[Artefact]:
         """Return the files of all attempts, those of the newest attempt first."""
@@ -255,13 +282,6 @@ class Store:
         query = query.where(ARTEFACT.c.experiment == parse_id(experiment)).order_by(ARTEFACT.c.attempt.desc())
         with self._read() as connection:
             return [Artefact(**row) for row in connection.execute(query).mappings()]
-
-    def read_digests(self) -> set[str]:
-        """Return the digests of all files that something still refers to."""
-        with self._read() as connection:
-            held = connection.execute(sa.select(ARTEFACT.c.digest)).scalars().all()
-            code = connection.execute(sa.select(EXPERIMENT.c.code["digest"].as_string()).distinct()).scalars().all()
-        return {digest for digest in (*held, *code) if digest}
 
     # Nodes and tokens
 
@@ -318,14 +338,78 @@ class Store:
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[sa.Connection]:
+        """Take part in a transaction that is committed, and synced, before the block is left.
+
+        Threads that write at the same time share one: each has its own savepoint, and the last one commits for all.
+        """
+        with self._count:
+            self._n_waiting += 1
         with self._turn:
+            with self._count:
+                self._n_waiting -= 1
+            batch = self._batch = self._batch or _Batch(self._engine, self._explain)
             try:
-                with self._explain(), self._engine.begin() as connection:
-                    yield connection
-            except StorageError:
+                with self._explain(), _savepoint(batch.connection):
+                    yield batch.connection
+            except StorageError as error:  # SQLite may have rolled back all of it
+                self._batch = None
+                batch.fail(error)
                 if self._ballast is not None:
                     self._ballast.release()  # the next change of state finds room
                 raise
+            finally:
+                batch.n += 1
+                if self._batch is batch and (not self._n_waiting or batch.n >= MOST_AT_ONCE):
+                    self._batch = None
+                    batch.commit()
+        batch.wait()
+
+
+@contextlib.contextmanager
+def _savepoint(connection: sa.Connection) -> Iterator[None]:
+    point = connection.begin_nested()
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(SQLAlchemyError):  # SQLite rolled back all of it: the first error says why
+            point.rollback()
+        raise
+    point.commit()
+
+
+class _Batch:
+    """A transaction that several threads share."""
+
+    def __init__(self, engine: sa.Engine, explain: Callable[[], contextlib.AbstractContextManager[None]]):
+        self._explain, self.n = explain, 0
+        self._is_over = threading.Event()
+        self._error: StorageError | None = None
+        with explain():
+            self.connection = engine.connect()
+            self._transaction = self.connection.begin()
+
+    def commit(self) -> None:
+        try:
+            with self._explain():
+                self._transaction.commit()
+        except StorageError as error:
+            self._error = error
+        finally:
+            self.connection.close()
+            self._is_over.set()
+
+    def fail(self, error: StorageError) -> None:
+        self._error = error
+        with contextlib.suppress(SQLAlchemyError):
+            self._transaction.rollback()
+        self.connection.close()
+        self._is_over.set()
+
+    def wait(self) -> None:
+        """Wait until all is committed. Raises StorageError where it was not: nothing of it is stored then."""
+        self._is_over.wait()
+        if self._error is not None:
+            raise StorageError(str(self._error)) from self._error
 
 
 def compute_digest(token: str) -> str:

@@ -1,0 +1,299 @@
+"""The pages of a lab: HTML from the same data as the JSON, made by the server; htmx brings what changed."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs, urlencode
+
+import jinja2
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from markupsafe import Markup, escape
+
+from fulltilt.errors import ConfigError, FulltiltError, UsageError
+from fulltilt.hardware.sampler import Sampler
+from fulltilt.lab import listing, operations
+from fulltilt.lab.export import write_csv
+from fulltilt.lab.lab import Lab, find_stream
+from fulltilt.lab.listing import Entry
+from fulltilt.lab.records import Attempt, Token
+from fulltilt.lab.scheduling.retries import is_barred
+from fulltilt.lab.server.access import COOKIE, ROLES, Patience, allow, find_role
+from fulltilt.lab.server.bodies import read_body
+from fulltilt.lab.server.parallel import draw_parallel
+from fulltilt.lab.states import LIVE, OVER, STATES
+from fulltilt.report import format_duration
+from fulltilt.report.charts import MAX_SERIES
+from fulltilt.report.readings import describe_host, list_cells
+from fulltilt.report.training import TrainingRun, read_training_lines
+from fulltilt.report.training_curves import build_curves
+
+router = APIRouter()
+HERE = Path(__file__).parent
+NAV = (("/", "Overview"), ("/queue", "Queue"), ("/machines", "Machines"), ("/submit", "Submit"))
+ROWS = 100  # of a table on a page
+NEWEST = 10
+MOST_FORM_BYTES = 2 << 20
+MOST_EVENT_BYTES = 16 << 20  # of an attempt's events that curves are drawn of
+COOKIE_S = 30 * 24 * 3600
+ASSET = re.compile(r"[a-z0-9.-]+\.(css|js|txt)")
+TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
+EXAMPLE = "model: small_cnn\ndataset: digits\ntransform: normalize\nepochs: 3\nlr: [1e-3, 1e-2]\n"
+ACTIONS: dict[str, tuple[str, ...]] = {
+    "cancel": ("queued", "backoff", "held", *LIVE),
+    "pause": ("queued", "backoff", "leased", "running"),
+    "resume": ("held",),
+    "retry": ("failed", "cancelled"),
+}
+
+Reader = Annotated[Token, Depends(allow("read"))]
+Submitter = Annotated[Token, Depends(allow("submit"))]
+
+
+def _describe_outcome(entry: Entry) -> str:
+    if entry["state"] in ("failed", "held", "backoff", "cancelled") and entry["reason"]:
+        return entry["reason"]
+    return listing.describe_metrics(entry["metrics"])
+
+
+environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+)
+environment.filters |= {
+    "point": listing.describe_point,
+    "outcome": _describe_outcome,
+    "duration": lambda seconds: "" if seconds is None else format_duration(seconds),
+    "actions": lambda entry: [name for name, states in ACTIONS.items() if entry["state"] in states],
+}
+
+
+@router.get("/login", dependencies=[Depends(allow("anyone"))])
+def show_login() -> HTMLResponse:
+    return HTMLResponse(environment.get_template("login.html").render(has_room=True))
+
+
+@router.post("/login", dependencies=[Depends(allow("anyone"))])
+async def sign_in(request: Request) -> Response:
+    """Set the cookie of a browser whose user knows a token; guesses are slowed down, whoever makes them."""
+    patience: Patience = request.app.state.patience
+    form = parse_qs((await read_body(request, most=4096)).decode(errors="replace"))
+    token = form.get("token", [""])[0].strip()
+    if not patience.may_try():
+        said = "too many wrong tokens; wait a minute"
+        return HTMLResponse(environment.get_template("login.html").render(has_room=True, said=said), 429)
+    if find_role(request, token) not in ROLES["read"]:
+        patience.note_failure()
+        said = "this token is not known, or may not read"
+        return HTMLResponse(environment.get_template("login.html").render(has_room=True, said=said), 401)
+    answer = RedirectResponse("/", 303)
+    is_secure = request.url.scheme == "https"
+    answer.set_cookie(COOKIE, token, max_age=COOKIE_S, httponly=True, samesite="strict", secure=is_secure)
+    return answer
+
+
+@router.get("/")
+def show_overview(request: Request, token: Reader) -> HTMLResponse:
+    lab = request.app.state.lab
+    live = _read(lab, states=(*LIVE, "finalizing"))
+    succeeded = lab.store.read_newest(("succeeded",), NEWEST)
+    troubled = [listing.build_entry(lab.folder, each) for each in lab.store.read_newest(("failed", "held"), NEWEST)]
+    said = listing.describe_states(lab.store.count_states())
+    done = [listing.build_entry(lab.folder, each) for each in succeeded]
+    best = listing.describe_best(done)
+    return _render(
+        request, "overview.html", token, sentence=said or "Nothing is queued", live=live, troubled=troubled,
+        done=done, best=best,
+    )  # fmt: skip
+
+
+@router.get("/queue")
+def show_queue(
+    request: Request,
+    token: Reader,
+    state: Literal[*STATES] | None = None,  # type: ignore[valid-type]
+    sweep: str | None = None,
+    offset: Annotated[int, Query(ge=0)] = 0,
+) -> HTMLResponse:
+    lab = request.app.state.lab
+    counts = lab.store.count_states(sweep=sweep)
+    found = lab.store.read_experiments(states=state and (state,), sweep=sweep, limit=ROWS + 1, offset=offset)
+    entries = [listing.build_entry(lab.folder, each) for each in found[:ROWS]]
+
+    def address(at: int) -> str:
+        given = {"state": state, "sweep": sweep, "offset": at or None}
+        return "/queue?" + urlencode({name: value for name, value in given.items() if value is not None})
+
+    return _render(
+        request, "queue.html", token, entries=entries, state=state, sweep=sweep, offset=offset, url=address(offset),
+        states=[(name, counts[name]) for name in listing.COUNTED if counts.get(name)],
+        before=address(max(0, offset - ROWS)), after=address(offset + ROWS) if len(found) > ROWS else None,
+    )  # fmt: skip
+
+
+@router.get("/experiments/{id}")
+def show_experiment(request: Request, token: Reader, id: str) -> HTMLResponse:
+    lab = request.app.state.lab
+    found = operations.find(lab, id)
+    entry = listing.build_entry(lab.folder, found)
+    attempts = lab.store.read_attempts(found.id)
+    for attempt in attempts:
+        attempt["seconds"] = None if attempt["ended_s"] is None else attempt["ended_s"] - attempt["started_s"]
+    run = _read_run(lab, found.id, found.attempt)
+    return _render(
+        request, "experiment.html", token, entry=entry, attempts=attempts, is_live=found.state in LIVE,
+        curves=Markup(build_curves({"": run})) if run else "",
+        breakdown=_describe_step(lab, found.newest),
+        files=sorted({artefact.name for artefact in lab.store.read_artefacts(found.id)}) if found.state in OVER else [],
+        config=json.dumps(lab.store.read_work(found.id).config, indent=2, ensure_ascii=False),
+    )  # fmt: skip
+
+
+@router.get("/compare")
+def compare(
+    request: Request,
+    token: Reader,
+    id: Annotated[list[str], Query(max_length=500)] = [],  # noqa: B006
+) -> HTMLResponse:
+    """Lay the curves of several experiments over each other, beside their settings and results."""
+    lab = request.app.state.lab
+    found = [operations.find(lab, each) for each in dict.fromkeys(id)]
+    entries = [listing.build_entry(lab.folder, each) for each in found]
+    runs = {each.id: run for each in found if (run := _read_run(lab, each.id, each.attempt))}
+    shown = dict(list(runs.items())[:MAX_SERIES])
+    sentence = listing.describe_best(entries) or f"{len(entries)} experiments"
+    return _render(
+        request, "compare.html", token, entries=entries, sentence=sentence,
+        curves=Markup(build_curves(shown)) if shown else "", parallel=Markup(draw_parallel(entries)),
+        export="/export.csv?" + urlencode([("id", each.id) for each in found]),
+    )  # fmt: skip
+
+
+@router.get("/export.csv")
+def export(request: Request, token: Reader, id: Annotated[list[str] | None, Query(max_length=500)] = None) -> Response:
+    import io
+
+    lab, text = request.app.state.lab, io.StringIO(newline="")
+    found = lab.store.read_experiments() if id is None else [operations.find(lab, each) for each in id]
+    write_csv([listing.build_entry(lab.folder, each) for each in found], text)
+    headers = {"Content-Disposition": 'attachment; filename="experiments.csv"'}
+    return Response(text.getvalue(), media_type="text/csv", headers=headers)
+
+
+@router.get("/machines")
+def show_machines(request: Request, token: Reader) -> HTMLResponse:
+    lab = request.app.state.lab
+    live = lab.store.read_experiments(states=LIVE)
+    nodes = [
+        {
+            "name": node.name,
+            "devices": node.devices,
+            "in_use": [f"{device} ({each.id})" for each in live if each.node == node.name for device in each.devices],
+            "versions": ", ".join(f"{name} {version}" for name, version in node.versions.items()),
+            "is_barred": is_barred(node),
+            "readings": _read_sensors(request) if node.name == request.app.state.here else [],
+        }
+        for node in lab.store.read_nodes()
+    ]
+    return _render(request, "machines.html", token, nodes=nodes)
+
+
+@router.get("/submit")
+def show_submit(request: Request, token: Submitter) -> HTMLResponse:
+    return _render(request, "submit.html", token, text=EXAMPLE)
+
+
+@router.post("/submit")
+async def submit(request: Request, token: Submitter) -> HTMLResponse:
+    """Say how many points a configuration has and what is wrong with it, and queue it where that is asked for."""
+    form = parse_qs((await read_body(request, most=MOST_FORM_BYTES)).decode(errors="replace"))
+    name, text, priority, what = (form.get(key, [""])[0] for key in ("name", "text", "priority", "do"))
+    if not re.fullmatch(r"[\w-]{1,70}\.ya?ml", name, re.ASCII):
+        return _say("alarm", [f"{name!r} is no name of a file; use letters, digits, _ and -, then .yaml"])
+    lab, rooms = request.app.state.lab, request.app.state.read_rooms()
+    try:
+        grid = operations.read_submission(lab, source=name, text=text, overrides=(), rooms=rooms)
+        if what != "submit":
+            return _say("note", [f"{len(grid.points)} points, nothing is wrong with them"])
+        ids = operations.submit(
+            lab, source=f"page:{name}", text=text, overrides=(), owner=token.label, priority=int(priority or 0),
+            code=operations.keep_text(lab, name, text), rooms=rooms,
+        )[1]  # fmt: skip
+    except ConfigError as error:
+        return _say("alarm", [str(problem) for problem in error.problems or (error,)])
+    except (FulltiltError, ValueError) as error:
+        return _say("alarm", [str(error)])
+    return _say("note", [f"{len(ids)} experiments are in the queue"])
+
+
+@router.get("/static/{name:path}", dependencies=[Depends(allow("anyone"))])
+def read_asset(name: str) -> Response:
+    folder, _, file = name.rpartition("/")
+    if folder not in ("", "vendor") or not ASSET.fullmatch(file):
+        raise HTTPException(404, "there is no such file")
+    path = HERE.parents[1] / "report" / "page.css" if name == "charts.css" else HERE / "static" / folder / file
+    if not path.is_file():
+        raise HTTPException(404, "there is no such file")
+    return FileResponse(path, media_type=TYPES[path.suffix], headers={"Cache-Control": "max-age=3600"})
+
+
+def _read_sensors(request: Request) -> list[str]:
+    """Return what this machine is doing, a line a GPU."""
+    sampler: Sampler | None = request.app.state.sampler
+    if sampler is None:
+        return []
+    sample = sampler.read()
+    cells = [list_cells(device, status) for device, status in sample.gpus]
+    return [" · ".join(each) for each in cells] + describe_host(sample)
+
+
+def _render(request: Request, template: str, token: Token, **values: Any) -> HTMLResponse:
+    may_change = token.role in ROLES["submit"]
+    lab: Lab = request.app.state.lab
+    page = environment.get_template(template).render(
+        nav=[entry for entry in NAV if may_change or entry[0] != "/submit"], here=request.url.path,
+        may_change=may_change, has_room=lab.store.has_room(),
+        stale={attempt.experiment for attempt in lab.leases.list_stale()}, **values,
+    )  # fmt: skip
+    return HTMLResponse(page)
+
+
+def _say(kind: str, lines: Sequence[str]) -> HTMLResponse:
+    return HTMLResponse("".join(f'<p class="{kind}">{escape(line)}</p>' for line in lines))
+
+
+def _read(lab: Lab, **wanted: Any) -> list[dict[str, Any]]:
+    return [listing.build_entry(lab.folder, each) for each in lab.store.read_experiments(limit=ROWS, **wanted)]
+
+
+def _read_run(lab: Lab, id: str, n_attempts: int) -> TrainingRun | None:
+    """Read what the attempts at an experiment logged, as one training; None before its first step."""
+    lines: list[str] = []
+    for number in range(1, n_attempts + 1):
+        path = find_stream(lab.folder, Attempt(experiment=id, number=number), "events.jsonl")
+        try:
+            with path.open("rb") as stream:
+                lines += stream.read(MOST_EVENT_BYTES).decode(errors="replace").split("\n")[:-1]
+        except OSError:
+            continue
+    try:
+        return read_training_lines(id, lines)
+    except UsageError:
+        return None
+
+
+def _describe_step(lab: Lab, attempt: Attempt) -> str:
+    """Return the parts of the last step that was logged with its phases."""
+    path = find_stream(lab.folder, attempt, "events.jsonl")
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, 2) - listing.TAIL_BYTES))
+            lines = stream.read().split(b"\n")
+    except OSError:
+        return ""
+    for line in reversed(lines[:-1]):
+        if line.startswith(b'{"event": "StepsDone"'):
+            phases = json.loads(line).get("phases_ms") or {}
+            return ", ".join(f"{name.replace('_', ' ')} {ms:.3g} ms" for name, ms in phases.items() if ms)
+    return ""

@@ -1,0 +1,208 @@
+"""The loop of the server, with an engine and a clock of the test's own: who starts, who is lost, who is told to end."""
+
+from __future__ import annotations
+
+import pytest
+
+from fulltilt.lab import operations
+from fulltilt.lab.coordinator import Coordinator
+from fulltilt.lab.executors import Place, RefusedError
+from fulltilt.lab.records import Node, Point
+from fulltilt.lab.runner.order import Order
+from fulltilt.lab.scheduling.ends import End
+from fulltilt.lab.scheduling.leases import Leases, Term
+from fulltilt.lab.scheduling.retries import MOST_LOST
+from fulltilt.lab.serving import open_lab
+from fulltilt.lab.settling import settle
+
+TTL_S, GRACE_S = 100.0, 10.0
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Engine:
+    """Takes orders and says of each what the test wants it to say."""
+
+    name, is_lasting = "engine", True
+
+    def __init__(self, **places: int):
+        self.places, self.started, self.ended = places, [], []
+        self.seen, self.refuses = {}, False
+
+    def read_places(self):
+        return [Place(node=node, devices=[f"{node}:{k}" for k in range(n)]) for node, n in self.places.items()]
+
+    def submit(self, attempt, order, node, devices):
+        if self.refuses:
+            raise RefusedError("no process can be started")
+        self.started.append((attempt.experiment, attempt.number, node))
+        return order.mark
+
+    def poll(self, experiments):
+        return {each.id: self.seen.get(each.id, "alive") for each in experiments}
+
+    def cancel(self, experiment, *, is_urgent):
+        self.ended.append((experiment.id, is_urgent))
+
+    def close(self):
+        pass
+
+
+class Bench:
+    def __init__(self, lab, engine: Engine, clock: Clock):
+        self.lab, self.engine, self.clock = lab, engine, clock
+        self.coordinator = self.build()
+
+    def build(self) -> Coordinator:
+        def write_order(executor, token, mark, node) -> Order:
+            return Order(url="", token=token, mark=mark, node=node, root="")
+
+        return Coordinator(self.lab, [self.engine], write_order, self.clock)
+
+    def add(self, n: int, **given) -> None:
+        known = len(self.lab.store.read_experiments())
+        points = [Point(values={}, config={}, digest=f"d{known + k}") for k in range(n)]
+        self.lab.store.add("/grid.yaml", points, [], **given)
+
+    def turn(self, seconds: float = 1.0) -> None:
+        self.clock.now_s += seconds
+        self.coordinator.turn()
+
+    def state(self, id: str) -> str:
+        return self.lab.store.read_experiments(id=id)[0].state
+
+    def end(self, id: str, outcome: str) -> None:
+        settle(self.lab, self.lab.store.read_experiments(id=id)[0].newest, End(outcome=outcome))
+
+
+@pytest.fixture
+def bench(tmp_path):
+    clock, term = Clock(), Term(ttl_s=TTL_S, grace_s=GRACE_S)
+    with open_lab(tmp_path, create=True, term=term) as lab:
+        lab.leases = Leases(term, clock)
+        for name in ("a", "b"):
+            lab.store.meet_node(Node(name=name, boot="boot", versions={}, devices=[]))
+        yield Bench(lab, Engine(a=2), clock)
+
+
+def test_as_many_start_as_there_are_devices_and_the_next_when_one_ends(bench):
+    bench.add(3)
+    bench.turn()
+    assert bench.engine.started == [("e1", 1, "a"), ("e2", 1, "a")]
+    bench.turn()
+    assert len(bench.engine.started) == 2
+    bench.end("e1", "user_error")
+    bench.turn()
+    assert bench.engine.started[2:] == [("e3", 1, "a")]
+    assert [bench.state(id) for id in ("e1", "e2", "e3")] == ["failed", "leased", "leased"]
+
+
+def test_what_is_gone_waits_and_starts_again_elsewhere(bench):
+    bench.engine.places = {"a": 1, "b": 1}
+    bench.add(1)
+    bench.turn()
+    ((_, _, first),) = bench.engine.started
+    bench.engine.seen["e1"] = "gone"
+    bench.turn()
+    assert bench.state("e1") == "backoff"
+    bench.engine.seen.clear()
+    bench.turn(0.5)
+    assert bench.state("e1") == "backoff", "it waits a while"
+    bench.turn(10.0)
+    assert bench.engine.started[1][1:] == (2, {"a": "b", "b": "a"}[first])
+
+
+def test_an_engine_that_cannot_be_asked_ends_nothing_until_the_lease_has_run_out(bench):
+    bench.add(1)
+    bench.turn()
+    bench.engine.seen["e1"] = "unknown"
+    for _ in range(9):
+        bench.turn(11.0)
+        assert bench.state("e1") == "leased"
+    bench.turn(5.0)
+    assert bench.state("e1") == "backoff"
+    assert "whole term" in bench.lab.store.read_attempts("e1")[0]["reason"]
+
+
+def test_a_loop_that_stood_still_gives_everybody_a_whole_term(bench):
+    bench.add(1)
+    bench.turn()
+    bench.turn(10 * TTL_S)
+    assert bench.state("e1") == "leased"
+
+
+def test_what_is_lost_too_often_is_held_until_somebody_lets_it_go_on(bench):
+    bench.add(1)
+    bench.engine.refuses = True
+    for _ in range(MOST_LOST + 1):
+        bench.turn(400.0)
+        bench.turn(400.0)
+    assert bench.state("e1") == "held"
+    bench.engine.refuses = False
+    operations.resume(bench.lab, "e1")
+    bench.turn()
+    assert bench.state("e1") == "leased"
+    assert bench.lab.store.read_experiments(id="e1")[0].n_lost == 0
+
+
+def test_a_machine_that_loses_two_is_left_out_unless_there_is_no_other(bench):
+    bench.lab.store.mark_node("a", n_bad=2, last_bad="e9")
+    bench.add(3)
+    bench.turn()
+    assert [node for *_, node in bench.engine.started] == ["a", "a"], "there is no other"
+    for id in ("e1", "e2"):
+        bench.end(id, "user_error")  # not the machine's fault
+    bench.lab.store.mark_node("a", n_bad=2, last_bad="e9")
+    bench.engine.places = {"a": 2, "b": 1}
+    bench.add(2)
+    bench.turn()
+    assert [node for *_, node in bench.engine.started[2:]] == ["b"]
+    operations.release_node(bench.lab, "a")
+    bench.turn()
+    assert [node for *_, node in bench.engine.started[3:]] == ["a", "a"]
+
+
+def test_who_does_not_end_when_told_to_is_ended_by_the_engine(bench):
+    bench.add(1)
+    bench.turn()
+    operations.cancel(bench.lab, "e1")
+    bench.turn()
+    assert bench.engine.ended == [], "its runner tells it first"
+    bench.turn(GRACE_S + 1)
+    assert bench.engine.ended[-1] == ("e1", True)
+    bench.engine.seen["e1"] = "gone"
+    bench.turn()
+    assert bench.state("e1") == "cancelled"
+
+
+def test_a_new_server_goes_on_with_what_the_one_before_started(bench):
+    bench.add(2)
+    bench.turn()
+    bench.coordinator = bench.build()
+    bench.engine.seen["e2"] = "gone"
+    bench.turn()
+    assert (bench.state("e1"), bench.state("e2")) == ("leased", "backoff")
+    bench.engine.is_lasting = False  # its attempts end with the server: that is nobody's fault
+    bench.coordinator = bench.build()
+    bench.engine.seen["e1"] = "gone"
+    bench.coordinator.is_draining = True
+    bench.turn()
+    assert (bench.state("e1"), bench.lab.store.read_experiments(id="e1")[0].outcome) == ("queued", "preempted")
+
+
+def test_while_the_disk_is_full_nothing_starts_and_what_ends_is_settled(bench, monkeypatch):
+    bench.add(2)
+    bench.engine.places = {"a": 1}
+    bench.turn()
+    monkeypatch.setattr(bench.lab.store, "has_room", lambda: False)
+    bench.end("e1", "user_error")
+    bench.turn()
+    assert (bench.state("e1"), bench.state("e2")) == ("failed", "queued")
+    monkeypatch.undo()
+    bench.turn()
+    assert bench.state("e2") == "leased"
