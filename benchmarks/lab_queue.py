@@ -15,6 +15,7 @@ import httpx2 as httpx
 
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import build_arm, judge
+from fulltilt.config import Config
 from fulltilt.lab.records import Experiment, Point
 from fulltilt.lab.scheduling.order import Room, plan_starts
 from fulltilt.lab.serving import open_lab, serve
@@ -29,6 +30,7 @@ N_ROWS, N_PAGES = 100_000, 200
 N_MACHINES, N_GPUS, N_QUEUED, N_OWNERS = 1000, 8, 1_000_000, 20
 WINDOW = 8064  # queued experiments of an owner that a decision looks at: all devices, and 64 more
 CALL = "request"
+CONFIG = Config().to_values()
 
 
 def run(context: Context) -> Findings:
@@ -192,7 +194,7 @@ def serve_lab(folder: Path):
 
 
 def build_points(n: int) -> list[Point]:
-    return [Point(values={"optim.lr": k}, config={"optim": {"lr": k}}, digest=f"d{k}") for k in range(n)]
+    return [Point(values={"optim.lr": k}, config=CONFIG, digest=f"d{k}") for k in range(n)]
 
 
 def build_row(number: int, owner: str, n_devices: int) -> Experiment:

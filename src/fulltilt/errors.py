@@ -20,6 +20,7 @@ import contextlib
 import difflib
 import os
 import re
+import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -32,9 +33,8 @@ _CONTROL_CODES = re.compile(
 )
 
 _LOG = re.compile(r" \(log: [^()]*\)$")
-LIBRARIES = ("<frozen ", "<eval_with_key", "site-packages", "dist-packages")
-LIBRARIES += tuple(str(Path(file).parent) for file in (os.__file__, __file__))
-"""What the paths of files hold that are no code of the user's."""
+_LIBRARIES = ("<frozen ", "<eval_with_key", "site-packages", "dist-packages")
+_LIBRARIES += tuple(str(Path(file).parent) for file in (os.__file__, __file__))
 
 
 class FulltiltError(Exception):
@@ -179,11 +179,23 @@ def find_remedy(message: str) -> str | None:
     return remedy if found else None
 
 
+def is_library(file: str) -> bool:
+    """Return whether a path is that of a library's file, or of fulltilt's; they lie where torch lies, wherever that is.
+
+    Where torch lies in the user's own folder, it alone is known.
+    """
+    package = os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "")
+    folder = os.path.dirname(package)
+    with contextlib.suppress(OSError):  # the current folder is gone
+        folder = package if f"{Path.cwd()}{os.sep}".startswith(f"{folder}{os.sep}") else folder
+    return any(part in file for part in _LIBRARIES) or (bool(folder) and file.startswith(f"{folder}{os.sep}"))
+
+
 def find_place(error: BaseException) -> str | None:
     """Find the user's line that an error passed last, ``my_module.py:4 in step``; None where it is fulltilt's own."""
     frames = traceback.walk_tb(None if isinstance(error, FulltiltError) else error.__traceback__)
     lines = [(frame.f_code, line) for frame, line in frames]
-    users = [each for each in lines if not any(part in each[0].co_filename for part in LIBRARIES)]
+    users = [each for each in lines if not is_library(each[0].co_filename)]
     if not users:
         return None
     code, line = users[-1]

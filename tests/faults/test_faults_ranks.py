@@ -15,14 +15,16 @@ from leftovers import (
     wait_for_step,
 )
 
+from fulltilt.engine.interrupt import SAID
+
 TWO = ("--n-ranks", "2", "--n-quick", "16")
 
 
 def wait_for_end(process, mark, out_dir):
-    """What it said, and the step of its checkpoint; it ended by SIGTERM, silently, and left no process."""
+    """What it said, and the step of its checkpoint; it ended by SIGTERM, with one line, and left no process."""
     out, err = process.communicate(timeout=600)
     said = [line for line in err.splitlines() if "[c10d] The hostname of the client socket" not in line]  # by torch
-    assert (process.returncode, said, find_processes(mark)) == (143, [], [])
+    assert (process.returncode, said, find_processes(mark)) == (143, [SAID], [])
     return out, read_step(out_dir)
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from leftovers import SLOW, find_processes, mark_processes, read_step, start_slowly, wait_for_step
 
+from fulltilt.engine.interrupt import SAID
+
 N_STEPS = 64
 PATIENCE_S = 600  # ends what hangs; a busy machine takes its time to load torch
 
@@ -54,11 +56,11 @@ def test_a_run_killed_in_the_middle_resumes_to_the_same_result(tmp_path, whole_r
 
 
 def stop(process, send, number):
-    """Signal a run in its 6th step and see that it said nothing and left a checkpoint; return what it printed."""
+    """Signal a run in its 6th step and see that it answered and left a checkpoint; return what it printed."""
     wait_for_step(process, 6)
     send(process.pid, number)
     out, err = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, err) == (128 + number, "")
+    assert (process.returncode, err) == (128 + number, f"{SAID}\n")
     return out
 
 

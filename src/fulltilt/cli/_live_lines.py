@@ -127,7 +127,8 @@ def describe_event(event: SearchEvent) -> str | None:
 def _describe_limit(event: SearchStarted) -> str:
     """Say how long the search takes: ``at most 3 min 00 s``."""
     if event.budget_s is None:
-        return "all of which runs (--budget 10m would end it earlier)"
+        more = f": {event.n_planned:,} trials with those in turns" if event.n_planned > event.grid_size else ""
+        return f"all of which runs{more} (--budget 10m would end it earlier)"
     more = " (longer where single runs are long; --budget sets it)" if event.is_budget_default else ""
     return f"at most {format_duration(event.budget_s)}{more}"
 
@@ -178,15 +179,12 @@ def read_memory_gib(trial: Trial) -> float | None:
 
 
 def describe_left(event: TrialDone | TurnsDone, *, is_short: bool = False) -> str:
-    """Return ``3 of at most 12 trials, at most about 1 min left``; without the time before there is a pace.
+    """Return ``3 of at most 12 trials, about 1 min left``; without the time before there is a pace.
 
     Args:
-        is_short: Return ``3 of 12, at most 1 min left``.
+        is_short: Return ``3 of 12, about 1 min left``.
     """
     if event.n_done >= event.n_planned:  # the last one, or a noisy machine's search that looks on
         return f"{event.n_done} trials"
-    seconds = "" if event.seconds_left is None else f"{format_duration(event.seconds_left)} left"
-    if is_short:
-        return f"{event.n_done} of {event.n_planned}{seconds and f', at most {seconds}'}"
-    left = seconds and f", at most about {seconds}"
-    return f"{event.n_done} of at most {event.n_planned} trials{left}"
+    left = "" if event.seconds_left is None else f", about {format_duration(event.seconds_left)} left"
+    return f"{event.n_done} of {event.n_planned if is_short else f'at most {event.n_planned} trials'}{left}"

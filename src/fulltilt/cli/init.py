@@ -40,9 +40,10 @@ def run(args: argparse.Namespace) -> int:
         console.print("  and presets/…, guides/…: " + ", ".join(name for name in examples if "/" in name))
         return 0
     if not is_import_path(args.source) and args.source not in examples:
-        raise UsageError(
-            f"no example is named {args.source}; {format_nearest(args.source, examples)}, or module:object"
-        )
+        unknown, module = f"no example is named {args.source}", args.source.removesuffix(".py")
+        if Path(f"{module}.py").is_file():
+            raise UsageError(f"{unknown}; {module}.py is code: name an object in it, {module}:NAME")
+        raise UsageError(f"{unknown}; {format_nearest(args.source, examples)}, or module:object")
     name = args.source.partition("(")[0].replace(":", "_").rpartition("/")[2]
     target = Path(args.out or name + SUFFIX)
     if target.exists():
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = read_example(args.source, typed)
     write_atomic(target, text)
-    first = re.search(rf"fulltilt \w+ .*?{re.escape(typed)}.*?(?=  |$)", text, re.M)  # of the commands at its head
+    # The first of the commands at its head that is given no other file, which would not be there.
+    first = re.search(rf"fulltilt \w+ (?:(?!\{SUFFIX}).)*?{re.escape(typed)}.*?(?=  |$)", text, re.M)
     assert first is not None
     print_result(console, f"{target} is written. Next: {first[0]}", soft_wrap=True)
     return 0

@@ -79,7 +79,7 @@ def _choose_folder(args: argparse.Namespace, config: Config) -> tuple[Path, str 
     if is_rank():  # under torchrun: all of them have to choose the same
         return usual, None
     found = find_run_folders(usual, config)
-    if found.own is not None and (args.resume or not is_finished(found.own)):
+    if found.own is not None and (args.resume or not (found.is_aged or is_finished(found.own))):
         folder = found.own
     else:
         folder = usual if args.resume else found.free  # what cannot be resumed is refused, with what changed

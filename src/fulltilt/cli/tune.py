@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--named-only",
         action="store_true",
-        help="vary only what is named: batch sizes, worker counts, and AMP and pinning where the configuration asks; "
-        "with --batch-sizes or --num-workers, run all combinations",
+        help="vary only what is named: batch sizes, worker counts, AMP and pinning where the configuration asks, and "
+        "its benchmark.levers; with --batch-sizes or --num-workers, run all combinations of these",
     )
     add("--quick", action="store_true", help="fewer and shorter trials, within 90 seconds")
     add(

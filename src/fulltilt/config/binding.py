@@ -110,6 +110,10 @@ def import_object(path: str, *, base_dir: str | None = None, where: str | None =
         raise ConfigError(said, key=where) from error
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            if module_name.endswith(".py") and any(Path(folder, module_name).is_file() for folder in folders):
+                meant = f"{module_name.removesuffix('.py')}:{attributes}"
+                said = f"{module_name} is a file, and a module is named without .py; write {meant}"
+                raise ConfigError(said, key=where) from None
             looked = ", ".join(dict.fromkeys(folders))
             remedy = f"put {error.name}.py there, or add its folder to PYTHONPATH"
             said = f"no module {error.name!r} in {looked} or the environment; {remedy}"
@@ -117,12 +121,25 @@ def import_object(path: str, *, base_dir: str | None = None, where: str | None =
         raise ConfigError(f"importing {module_name} failed: {error}; install what it imports", key=where) from error
     except (ImportError, SyntaxError) as error:
         raise ConfigError(f"importing {module_name} failed: {error}", key=where) from error
+    module = found
     for name in attributes.split("."):
         if not hasattr(found, name):
+            if found is module and (own := _find_hidden(module, module_name, folders)):
+                taken = f"{module_name} is another module, {getattr(module, '__file__', None) or 'built into Python'}"
+                raise ConfigError(f"{taken}, which hides {own}; give that file another name", key=where)
             holder = getattr(found, "__name__", type(found).__name__)
             raise ConfigError(f"{holder} has no {name!r}; {format_nearest(name, _list_own(found))}", key=where)
         found = getattr(found, name)
     return found
+
+
+def _find_hidden(module: Any, name: str, folders: Collection[str]) -> Path | None:
+    """Find the user's file that a module of the same name hides, such as that of the standard library."""
+    for folder in folders:
+        own, file = Path(folder, *name.split(".")).with_suffix(".py"), getattr(module, "__file__", None)
+        if own.is_file() and not (file and Path(file).exists() and own.samefile(file)):
+            return own
+    return None
 
 
 def _list_own(holder: Any) -> list[str]:

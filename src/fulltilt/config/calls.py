@@ -21,8 +21,8 @@ from fulltilt.errors import ConfigError
 
 MAX_DEPTH = 50
 
-_NAME = re.compile(r"[A-Za-z_][\w.\-]*(?::[A-Za-z_][\w.\-]*)?")
-_KEY = re.compile(r"([A-Za-z_]\w*)\s*=")
+_NAME = re.compile(r"[^\W\d][\w.\-]*(?::[^\W\d][\w.\-]*)?")  # of letters of any script, as Python's own names
+_KEY = re.compile(r"([^\W\d]\w*)\s*=")
 _WORD = re.compile(r"[^\s,()\[\]{}|='\"]+")
 _QUOTED = re.compile(r"""(['"])((?:(?!\1)[^\\]|\\.)*)\1""", re.DOTALL)
 _INT = re.compile(r"[+-]?\d+(?:_\d+)*")

@@ -187,6 +187,8 @@ def _describe_detail(key: str, detail: Any, value: Any, alias: str) -> str:
         is_close = near and isinstance(detail["input"], str)
         words = words.replace("a number", "a finite number") if detail["type"] == "finite_number" else words
         said = f"expected {words}" + (f"; did you mean {near[0]}?" if is_close else "")
+    given = "" if alias.rpartition(".")[2] == name else f" (given as {alias})"
     shown = show_value(value)
-    value = "" if said.startswith(shown) else f" {shown}"
-    return f"{name}{value}{'' if alias.rpartition('.')[2] == name else f' (given as {alias})'}: {said}"
+    if not said.startswith(shown):
+        return f"{name} {shown}{given}: {said}"
+    return f"{name}{given}: {said}" if given else said  # the key stands before it

@@ -58,9 +58,11 @@ def read_text(path: str | Path) -> str:
     """Return the text of a configuration file, line ends as they are, or raise a ConfigError."""
     file, line = Path(path), None
     try:
-        if file.is_file() and file.stat().st_size > MAX_FILE_BYTES:
+        with file.open("rb") as stream:  # a device such as /dev/zero has no size, and no end
+            content = stream.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
             raise ConfigError(f"is larger than {MAX_FILE_BYTES // 2**20} MiB; is it a data file?", file=str(path))
-        return file.read_bytes().decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except IsADirectoryError:
         message = f"is a folder; name a file in it{_suggest(file / 'config.yaml')}"
     except FileNotFoundError:

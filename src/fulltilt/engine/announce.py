@@ -66,6 +66,8 @@ class Announcer:
         for index, listener in enumerate(self.listeners):
             try:
                 listener(event)
+            except BrokenPipeError:  # nobody reads the screen any more, as behind ``| head``: nothing is lost
+                continue
             except (StorageError, OSError) as error:
                 self._n_lost[index] += 1
                 if self._n_lost[index] == 1:

@@ -1,8 +1,14 @@
-"""Treat Ctrl-C and SIGTERM as a request to stop: the loop ends its step and saves; then the signal is raised again."""
+"""Treat Ctrl-C and SIGTERM as a request to stop: the loop ends its step and saves; then the signal is raised again.
+
+Python's own handlers wait until the main thread leaves the operator it is in, which may take minutes. So a thread,
+woken from C, says that the signal was heard, and ends the process at the third one where the second one still waits.
+"""
 
 import contextlib
+import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +16,9 @@ from types import FrameType
 from typing import Protocol
 
 ECHO_S = 0.1  # timeout(1) signals the process and then its group: one wish, told twice
+SAID = "ending after this step, with a checkpoint; a second signal ends at once, a third one inside an operator too"
+_END = b"\0"  # no signal has this number
+_answering: list[int] = []  # the end of a pipe that signals are written to
 
 
 class Stop(Protocol):
@@ -35,6 +44,7 @@ class StopRequest:
         self._came_s = 0.0
         self._owner = os.getpid()
         self._old: dict[int, signal.Handlers | object] = {}
+        self._caught: frozenset[int] = frozenset()
 
     def __bool__(self) -> bool:
         return self.signal_number is not None
@@ -51,6 +61,25 @@ class StopRequest:
             # signal.signal could not put it back.
             if handler not in (None, signal.SIG_IGN):
                 self._old[number] = signal.signal(number, self._handle)
+        self._caught = frozenset(self._old)
+
+    def answer(self, pipe: int, said: str) -> None:
+        """Answer signals whose numbers come from a pipe, until one is ``_END``; for a thread of its own."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._caught)  # where the main thread blocks one, it is to wait
+        n_came, came_s = 0, -math.inf
+        while True:
+            for number in os.read(pipe, 64):
+                now_s = time.monotonic()
+                if number == _END[0]:
+                    return
+                if number not in self._caught or now_s - came_s < ECHO_S:
+                    continue
+                n_came, came_s = n_came + 1, now_s
+                if n_came == 1:
+                    with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it
+                        print("\n" * sys.stderr.isatty() + said, file=sys.stderr, flush=True)  # below a bar and the ^C
+                elif n_came > 2 and not self.is_urgent:
+                    os._exit(128 + number)
 
     def restore(self) -> None:
         for number, handler in self._old.items():
@@ -75,7 +104,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def catch_signals(
-    signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM), *, is_patient: bool = False
+    signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    *,
+    is_patient: bool = False,
+    said: str | None = None,
 ) -> Iterator[StopRequest]:
     """Turn ``signals`` into a ``StopRequest`` for the length of the block, then restore the old handlers.
 
@@ -83,11 +115,46 @@ def catch_signals(
 
     Args:
         is_patient: A later signal only sets ``is_urgent``, instead of being raised at once.
+        said: Written to standard error at once when the first signal comes; None: nothing, and no thread is started.
     """
     stop = StopRequest(is_patient=is_patient)
-    if threading.current_thread() is threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
         stop.install(signals)
     try:
-        yield stop
+        with contextlib.nullcontext() if said is None or not is_main else _answer_at_once(stop, said):
+            yield stop
     finally:
         stop.restore()
+
+
+@contextlib.contextmanager
+def _answer_at_once(stop: StopRequest, said: str) -> Iterator[None]:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if before != -1:  # an event loop's, which needs it
+        signal.set_wakeup_fd(before)
+    _answering.append(writer)
+    thread = threading.Thread(target=stop.answer, args=(reader, said), name="signals", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        _answering.remove(writer)
+        if before == -1:
+            signal.set_wakeup_fd(-1)
+        os.write(writer, _END)
+        thread.join()
+        os.close(reader)
+        os.close(writer)
+
+
+def _leave_signals() -> None:
+    """Keep signals of a forked process out of the pipe that it has inherited."""
+    if _answering:
+        with contextlib.suppress(ValueError):  # a thread has forked
+            signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=_leave_signals)

@@ -49,6 +49,7 @@ class RunFolder:
         aging: Parts of the fingerprint that change under the same command: data, code. Where no other part differs the
             earlier results are set aside under another name, ``set_aside`` says so, and the folder starts anew. It
             says so again to the next run where this one ends without a result.
+        moving: Parts that may have another value in the same run: where its data lie.
 
     Raises:
         RunFolderError: another living process holds it, or it belongs to a run with another fingerprint.
@@ -63,6 +64,7 @@ class RunFolder:
         command: str,
         results: Sequence[str],
         aging: Collection[str] = (),
+        moving: Collection[str] = (),
     ):
         self.path = Path(path)
         self.set_aside: str | None = None
@@ -70,7 +72,7 @@ class RunFolder:
         self._is_new = not self.path.exists()
         self._lock = _take_lock(self.path)
         try:
-            self.is_resumed = self._claim(fingerprint_parts, command, results, aging)
+            self.is_resumed = self._claim(fingerprint_parts, command, results, aging, moving)
         except BaseException:
             os.close(self._lock)
             raise
@@ -99,13 +101,20 @@ class RunFolder:
         mine |= {"parts": dict(parts), "set_aside": self.set_aside}
         write_atomic(self.path / FINGERPRINT_FILE, json.dumps(mine, indent=1, sort_keys=True, default=str) + "\n")
 
-    def _claim(self, parts: Mapping[str, Any], command: str, results: Sequence[str], aging: Collection[str]) -> bool:
+    def _claim(
+        self,
+        parts: Mapping[str, Any],
+        command: str,
+        results: Sequence[str],
+        aging: Collection[str],
+        moving: Collection[str],
+    ) -> bool:
         """Take the folder for a run with these parts; whether it goes on from results that lie there."""
         found = _read_fingerprint(self.path, results)
         if _has_results(self.path, results) and found:
-            relation = _compare(found, parts, command, aging)
-            if relation == "same":
+            if _compare(found, parts, command, moving) != "other":
                 return True
+            relation = _compare(found, parts, command, {*aging, *moving})
             change = _describe_change(found.get("parts", {}), parts)
             if relation == "other":
                 raise OtherRunError(
@@ -139,6 +148,7 @@ class FolderChoice:
     Attributes:
         usual: ``NAME``.
         own: The newest that holds this very run, or results of it that aged; None where none does.
+        is_aged: Whether it is the latter.
         free: The first in which nothing would be lost.
         change: What differs from the run in ``NAME``; empty where that is this one, or none.
     """
@@ -147,6 +157,7 @@ class FolderChoice:
     own: Path | None
     free: Path
     change: str
+    is_aged: bool = False
 
     def explain(self, chosen: Path) -> str | None:
         """Say where a run is, and why it is not in the usual folder; None where it is."""
@@ -178,12 +189,15 @@ def find_folders(
             found = dict[str, Any](command="unknown")
         if not found or not (written_s or _is_in_use(folder)):
             free = free or folder
-        elif (relation := _compare(found, fingerprint_parts, command, aging)) != "other":
+            continue
+        relation = _compare(found, fingerprint_parts, command, aging)
+        if relation != "other":
             held.append((relation == "same", max(written_s, default=0.0), folder))
-        elif folder == path:
+        if relation != "same" and folder == path:
             change = _describe_change(found.get("parts", {}), fingerprint_parts)
     assert free is not None, "the last of them is new"
-    return FolderChoice(path, max(held)[2] if held else None, free, change)
+    is_same, _, own = max(held, default=(True, 0.0, None))
+    return FolderChoice(path, own, free, change, is_aged=not is_same)
 
 
 def _list_numbered(path: Path) -> Iterator[Path]:
@@ -417,4 +431,5 @@ def _describe_change(found: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
 
 def _shorten(value: Any) -> str:
     text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    return text if len(text) <= 40 else f"{text[:39]}…"
+    cut = f"…{text[-39:]}" if text.startswith("/") else f"{text[:39]}…"  # of a path the end tells
+    return text if len(text) <= 40 else cut

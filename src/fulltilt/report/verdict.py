@@ -69,6 +69,8 @@ def _describe_unknown(document: Document, pick: Mapping[str, Any]) -> str:
     ends = {"out_of_memory": "ran out of memory", "timeout": "did not end in time"}
     if failed:
         return f"Keep your settings, no gain is proven: in turns they {ends.get(failed[0]['status'], 'failed')}."
+    if baseline and baseline["status"] == "ok" and read_turns(document, own):
+        return "Keep your settings, no gain is proven: the search ended after too few turns to tell."
     if baseline and baseline["status"] == "ok":
         return "Keep your settings: the search ended before another plan was compared with them."
     end = ends.get(baseline["status"], "failed") if baseline else "did not run"

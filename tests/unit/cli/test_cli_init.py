@@ -49,8 +49,11 @@ def test_every_example_loads_beside_its_data_and_names_no_file_of_a_clone(folder
     assert run_command(["init", name, "--out", "conf.yaml"]) == 0
     text = (folder / "conf.yaml").read_text()
     assert not re.search(r"configs/|scripts/|\.\./|python train\.py", text)
-    assert (said := capsys.readouterr().out).startswith("conf.yaml is written. Next: fulltilt ")
-    assert said.partition("Next: ")[2].strip() in text
+    said = capsys.readouterr().out
+    assert said.startswith("conf.yaml is written. Next: fulltilt ")
+    command = said.partition("Next: ")[2].strip()
+    assert command in text
+    assert {*re.findall(r"\S+\.yaml", command)} == {"conf.yaml"}, "no other file is there"
     (_, config), *_ = load_points("conf.yaml")
     (_, original), *_ = load_points(EXAMPLES / f"{name}.yaml")
     changed = {key for key, value in config.to_values().items() if value != original.to_values()[key]}
@@ -94,6 +97,16 @@ def test_what_yaml_or_a_shell_would_read_as_something_else_is_quoted(folder, not
     assert f"{len(note)} samples" in (folder / name).read_text("utf-8")
 
 
+def test_names_of_any_script_are_names(folder, capsys):
+    """Python takes them, and so do the readers of the guides."""
+    (folder / "모듈.py").write_text("from init_user_code import plain as 일감\n")
+    assert run_command(["init", "모듈:일감"]) == 0
+    assert capsys.readouterr().out == "모듈_일감.yaml is written. Next: fulltilt check '모듈_일감.yaml'\n"
+    assert run_command(["check", "모듈_일감.yaml", "device=cpu"]) == 0
+    assert run_command(["init", "모듈:"]) == 2
+    assert "command line: task: '모듈:': expected an object's name" in capsys.readouterr().err
+
+
 def test_a_full_disk_leaves_no_half_of_a_configuration(folder, monkeypatch, capsys):
     def fill(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -109,6 +122,9 @@ def test_a_full_disk_leaves_no_half_of_a_configuration(folder, monkeypatch, caps
     ("words", "said"),
     [
         (["digit"], "no example is named digit; did you mean digits"),
+        (["init_user_code"], "init_user_code.py is code: name an object in it, init_user_code:NAME"),
+        (["init_user_code.py"], "init_user_code.py is code: name an object in it, init_user_code:NAME"),
+        (["init_user_code.py:plain"], "command line: task: init_user_code.py is a file, and a module is named without"),
         (["init_user_code:nothing"], "init_user_code has no 'nothing'"),
         (["init_user_code:stored"], "init_user_code:stored takes a path, and none is given; name it with --data-path"),
         (["digits", "--data-path", "x"], "--data-path is for a Workload of yours"),
@@ -147,3 +163,13 @@ def test_bash_completes_commands_flags_and_files(folder, capsys):
     assert "--budget" in complete("fulltilt", "tune", "--bu")
     assert "inspect" in complete("fulltilt", "data", "ins")
     assert "mine.yaml" in complete("fulltilt", "train", "mi")
+    assert complete("fulltilt", "train", "--device", "c") == ["cuda", "cpu"]
+    assert complete("fulltilt", "tune", "--budget", "") == []
+    assert complete("fulltilt", "init", "ci") == ["cifar10"]
+
+
+def test_the_help_says_how_each_shell_is_taught(capsys):
+    with pytest.raises(SystemExit):
+        run_command(["completion", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert all(f"{shell}: " in told for shell in ("bash", "zsh", "fish"))

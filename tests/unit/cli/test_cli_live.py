@@ -48,7 +48,7 @@ def test_a_row_holds_figures_plan_and_why_it_was_run_and_what_is_left_is_counted
     lines, _ = draw(STARTED, done(make_trial("t3")))
     row = find_row(lines, "t3")
     assert all(part in row for part in ("1,234 ± 1.0 %", "512 MiB", "batch_size 64", "predicted the fastest"))
-    assert "3 of at most 12 trials, at most about 1 min 01 s left" in lines[-1]
+    assert "3 of at most 12 trials, about 1 min 01 s left" in lines[-1]
 
 
 def test_the_running_trial_says_why_how_long_and_how_far_until_the_budget_ends_it():
@@ -168,7 +168,7 @@ FAILED = {"samples_per_s": None, "reason": "needs [3 GiB]"}
 @pytest.mark.parametrize(
     ("trial", "changes", "said"),
     [
-        (make_trial(), {}, [RATE, "· predicted the fastest  · 3 of 12, at most 1 min 01 s left"]),
+        (make_trial(), {}, [RATE, "· predicted the fastest  · 3 of 12, about 1 min 01 s left"]),
         (make_trial(status="out_of_memory", **FAILED), {}, ["out of memory: needs [3 GiB]  · batch_size 64"]),
         (make_trial(kind="device"), {}, ["device probe: 1,234 samples/s, 512 MiB step alone  · batch_size 64"]),
         (make_trial(kind="loader"), {}, ["loader probe: 1,234 samples/s, 512 MiB loader alone  · batch_size 64"]),
@@ -195,12 +195,12 @@ def test_a_line_keeps_within_its_width_and_never_loses_figures_or_what_is_left(a
     (line,) = show(done(trial)).splitlines()
     assert len(line) <= 160
     assert line.lstrip().startswith("t3  error: a reason" if answer else "t3       1,234 ± 1.0 % samples/s  512 MiB")
-    assert line.endswith("…  · 3 of 12, at most 1 min 01 s left")
+    assert line.endswith("…  · 3 of 12, about 1 min 01 s left")
 
 
 def test_a_group_has_a_line_with_the_speeds_of_its_plans():
     said = show(dataclasses.replace(STARTED, user_plan=OWN_PLAN), took_turns())
-    assert "in turns: 12,160, 9,210 (yours) samples/s  · the finalists take turns  · 6 of 12, at most 30 s left" in said
+    assert "in turns: 12,160, 9,210 (yours) samples/s  · the finalists take turns  · 6 of 12, about 30 s left" in said
     failed = make_trial("t5", status="timeout", samples_per_s=None, reason="no answer", kind=IN_TURNS)
     assert "timeout in turns: no answer  · " in show(took_turns(failed))
     assert "in turns" not in show(dataclasses.replace(took_turns(), is_resumed=True))
@@ -253,3 +253,5 @@ def test_a_search_says_at_its_start_how_long_it_takes_at_most():
     assert "grid of 336, at most 6 min 00 s; " in show(asked)
     whole = dataclasses.replace(STARTED, budget_s=None, is_budget_default=False)
     assert "grid of 336, all of which runs (--budget 10m would end it earlier); " in show(whole)
+    said = "grid of 336, all of which runs: 357 trials with those in turns (--budget 10m would end it earlier); "
+    assert said in show(dataclasses.replace(whole, n_planned=357)), "the lines count to that"

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import h5py
@@ -16,7 +17,7 @@ from tests.unit.cli.test_cli_compare import build_search
 
 from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, _shared, build_parser, list_leaves, run_command
 from fulltilt.cli._shared import show_progress, write_json
-from fulltilt.errors import FulltiltError, NoPlanError, TrainingError
+from fulltilt.errors import FulltiltError, NoPlanError, TrainingError, find_place
 from fulltilt.levers import load_catalogue
 
 DONE, RESUMED = done(make_trial()), done(make_trial(), is_resumed=True)
@@ -190,11 +191,25 @@ def test_an_error_of_the_users_code_is_one_line_with_its_place_and_a_document(
     (tmp_path / "a.yaml").write_text("model: broken_model:build\ndata: {dataset: digits}\nrun: {device: cpu}\n")
     assert run_words("train", "a.yaml", "--json", "-") == 1
     said, words = capsys.readouterr(), f"{place}: ValueError: my shape is wrong; use 3"
-    line, _, log = said.err.partition(" (log: ")
-    assert line == f"fulltilt train: {words}"
-    assert "raise ValueError(" in Path(log.removesuffix(")\n")).read_text()
+    log = Path("runs/train/a/traceback.log")
+    assert said.err == f"fulltilt train: {words} (log: {log})\n"
+    assert "raise ValueError(" in log.read_text()
+    assert list(own_tmpdir.iterdir()) == []
     error = read_error(said.out)
     assert (error["error"], error["remedy"]) == (words, None)
+
+
+@pytest.mark.parametrize("folder", ["libs", "."])
+def test_the_users_line_is_found_wherever_torch_is_installed(tmp_path, monkeypatch, folder):
+    """torch/serialization.py:776 was named where torch lay outside of site-packages."""
+    torch = tmp_path / folder / "torch"
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(__file__=str(torch / "__init__.py")))
+    names = {}
+    for file, code in ((torch / "serialization.py", "raise ValueError('gone')"), (tmp_path / "mine.py", "load()")):
+        exec(compile(f"def {'read' if code == 'load()' else 'load'}():\n    {code}", str(file), "exec"), names)
+    with pytest.raises(ValueError, match="gone") as caught:
+        names["read"]()
+    assert find_place(caught.value) == "mine.py:2 in read"
 
 
 def test_an_error_of_fulltilt_itself_keeps_its_trace(monkeypatch, capsys, own_tmpdir):

@@ -126,6 +126,7 @@ def build(dataset, loss, **parts):
     return fulltilt.Workload(model=lambda: nn.Linear(3, 2), dataset=dataset, loss=loss, **parts)
 bad, diverging = build(Bad, nn.CrossEntropyLoss()), build(Points, Loss())
 stuck = build(Points, nn.CrossEntropyLoss(), optimizer=lambda parameters: Stuck(parameters, lr=1.0))
+def stored(path): return build(Points, nn.CrossEntropyLoss())
 """
 
 
@@ -215,6 +216,25 @@ def test_a_run_that_is_over_or_another_one_begins_in_a_folder_of_its_own(train_h
     (Path("runs/train/digits-3") / "events.jsonl").unlink()
     assert "go on with --resume" in train_here("lr=0.01", expect=2), "it may have been interrupted"
     assert "holds the results of another run (changed: optim.lr" in train_here("lr=0.1", "--resume", expect=2)
+
+
+def test_other_data_are_another_run_and_a_run_that_is_resumed_may_find_its_data_moved(train_own, capsys):
+    """It was told to go on with --resume, on the data of another one."""
+
+    def say(path, *words, expect=0):
+        assert train_own("stored", "--data-path", path, "run.epochs=1", *words) == expect
+        said = capsys.readouterr()
+        return said.out + said.err
+
+    first = Path("runs/train/train_own_code_stored")
+    assert f"files: {first}\n" in say("a.h5")
+    (first / "events.jsonl").unlink()  # as if it had been interrupted
+    assert "go on with --resume" in say("a.h5", expect=2)
+    said = say("b.h5")
+    assert re.search(rf"{first} holds another run \(changed: data.path .*a.h5 → .*b.h5\): this one is in", said)
+    assert f"files: {first}-2\n" in said
+    assert f"files: {first}\n" in say("a.h5", "--resume"), "the one of these data, not the newest"
+    assert "nothing is left to train" in say("moved.h5", "--resume")
 
 
 def test_data_that_are_not_there_are_told_before_a_full_folder(train, capsys):

@@ -290,12 +290,12 @@ def test_a_workload_without_a_file_is_told_how_to_train_with_what_was_found(sear
     assert wanted in read_words(capsys)
 
 
-def test_the_help_names_the_default_budget(search, capsys):
+def test_the_help_names_the_default_budget_and_all_that_a_search_of_what_is_named_varies(search, capsys):
     with pytest.raises(SystemExit):
         search("--help")
-    assert "(default 3m, or 24 more runs as long as the first where that is more; 90s with --quick" in read_words(
-        capsys
-    )
+    told = read_words(capsys)
+    assert "(default 3m, or 24 more runs as long as the first where that is more; 90s with --quick" in told
+    assert "AMP and pinning where the configuration asks, and its benchmark.levers; with --batch-sizes" in told
 
 
 def test_a_search_of_what_was_named_says_last_what_the_whole_one_would_add(search, monkeypatch, capsys):

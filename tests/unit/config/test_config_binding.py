@@ -132,6 +132,7 @@ def user_code(tmp_path, monkeypatch):
     for name, text in {"__init__": "from .nets import build_net\n", "nets": "def build_net(): ...\n"}.items():
         (folder / "user_code_package").mkdir(exist_ok=True)
         (folder / "user_code_package" / f"{name}.py").write_text(text)
+    (folder / "random.py").write_text("build = 1\n")  # of the standard library, and loaded
     (folder / "user_code_of_others.py").write_text("from shutil import copy\n")
     (folder / "user_code_that_needs_more.py").write_text("import a_module_that_is_not_there\n")
     (folder / "user_code_that_is_broken.py").write_text("def f(:\n")
@@ -159,6 +160,8 @@ def test_an_object_of_the_users_is_the_component_itself(user_code):
         ("user_code_of_config_test:bild", "did you mean build? valid: Callable, Space, build, ready"),  # no imports
         ("user_code_package:build_nett", "did you mean build_net? valid: build_net"),
         ("user_code_of_others:copyy", "did you mean copy? valid: copy"),
+        ("user_code_of_others.py:copy", "and a module is named without .py; write user_code_of_others:copy"),
+        ("random:build", "random.py; give that file another name"),
         ("torch.optim:NAdm", "torch.optim has no 'NAdm'; did you mean NAdam"),
         ("user_code_of_config_test:Space.nothing", "Space has no 'nothing'"),
         ("user_code_that_needs_more:build", "No module named 'a_module_that_is_not_there'; install"),

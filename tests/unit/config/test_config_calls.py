@@ -23,6 +23,7 @@ def test_typed_values():
         ("f(a=\"x, y = (1)\", b='it\\'s')", {"a": "x, y = (1)", "b": "it's"}),
         ("f( a = 1 , b = 2, )", {"a": 1, "b": 2}),
         ("f(loss=my_module:Loss(w=2))", {"loss": ComponentCall("my_module:Loss", (), {"w": 2})}),
+        ("f(크기=3)", {"크기": 3}),
         ("f(version=1.2.3, name=2x)", {"version": "1.2.3", "name": "2x"}),
     ],
 )
@@ -30,7 +31,9 @@ def test_named_arguments(text, kwargs):
     assert dict(parse_call(text).kwargs) == kwargs
 
 
-@pytest.mark.parametrize("name", ["timm:convnext_tiny", "torchvision:resnet50", "my.module:build", "resnet50.a1_in1k"])
+@pytest.mark.parametrize(
+    "name", ["timm:convnext_tiny", "torchvision:resnet50", "my.module:build", "resnet50.a1_in1k", "모듈:일감"]
+)
 def test_names_with_prefix(name):
     assert parse_call(f"{name}(a=1)").name == name
     assert parse_call(name) == ComponentCall(name)

@@ -1,6 +1,8 @@
 """Files to a Config: shapes, spellings, overrides, references, grids, and every way to get it wrong."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 
@@ -125,7 +127,7 @@ def test_all_problems_come_in_one_error(write):
         f"{file}:5: optim: is a section and holds keys, not 3",
         f"{file}:6: run.epochs: epochs 'abc': expected a whole number of at least 1",
         f"{file}:8: empty_cash_freq: unknown key with the value 5",
-        f"{file}:9: model: model",
+        f"{file}:9: model: 'resnet(': expected",
         "command line: optim.lr: lr 0: expected a number above 0",
         "command line: 'nonsense' is not key=value",
     ):
@@ -176,7 +178,8 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("targets: {batch_latency_ms: {p98: 1}}", "p50 or p90"),
         ("targets: {batch_latency_ms: 100}", "a mapping"),
         ("model: {name: resnet}", "expected text"),
-        ("data: {transform: {train: 'a | | b'}}", "component name"),
+        ("data: {transform: {train: 'a | | b'}}", "data.transform.train: 'a | | b': expected a component name"),
+        ("transform: 'a | | b'", "data.transform.train: train (given as transform): 'a | | b': expected"),
         ("data: {trasnform: a}", "did you mean transform"),
         ("dataloader: {train: fast(shuffle=true)}", "unknown loader fast"),
         ("dataloader: {tset: basic()}", "no loader 'tset'"),
@@ -240,6 +243,18 @@ def test_a_missing_file_and_a_folder_name_their_neighbours(write, tmp_path):
     write("lr: 1", "digits.yaml")
     assert "no such file; in that folder: digits.yaml" in fail(tmp_path / "digit.yaml")
     assert "is a folder; name a file in it; in that folder: digits.yaml" in fail(tmp_path)
+
+
+def test_a_device_without_end_is_refused_as_a_file_that_is_too_large_and_a_pipe_is_read(tmp_path):
+    """10 GB of /dev/zero were read in 18 s."""
+    code = (
+        "import resource\nfrom fulltilt.config.reading import read_text\nfrom fulltilt.errors import ConfigError\n"
+        "print(read_text('/dev/stdin'))\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2 * 2**30, 2 * 2**30))\n"
+        "try:\n    read_text('/dev/zero')\nexcept ConfigError as error:\n    print(error)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], input="lr: 1", capture_output=True, text=True)
+    assert ended.stdout.splitlines() == ["lr: 1", "/dev/zero: is larger than 1 MiB; is it a data file?"]
 
 
 def test_a_module_without_an_object_is_told_how_one_is_named(write, tmp_path, monkeypatch):

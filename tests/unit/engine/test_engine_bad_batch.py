@@ -39,6 +39,7 @@ def test_the_batch_of_the_first_bad_step_is_stored_and_the_sample_named(tmp_path
     stored = load(tmp_path)
     assert recorder.of(RunEnded)[0].step == stored["step"], "it ended some steps later, when the loss was read"
     assert f"the batch of step {stored['step']} is in {tmp_path / 'nan_batch.pt'}" in str(caught.value)
+    assert str(caught.value).endswith("; mend these samples, or leave them out of the data set"), "no lr helps there"
     assert 37 in stored["indices"]
     inputs, targets = (torch.cat(parts) for parts in zip(*stored["batches"], strict=True))
     assert len(stored["batches"]) == changes.get("speed__accumulate", 1)

@@ -80,7 +80,12 @@ N_WORKERS = (os.cpu_count() or 1) + 1
     ("parts", "name", "verdict", "words"),
     [
         ({"loss": fail(RuntimeError("mat1 and mat2"))}, "one step", "problem", "RuntimeError: mat1 and mat2"),
-        ({"loss": lambda outputs, targets: outputs.sum() * float("nan")}, "one step", "problem", "loss nan"),
+        (
+            {"loss": lambda outputs, targets: outputs.sum() * float("nan")},
+            "one step",
+            "problem",
+            "the loss is nan in step 1 (",
+        ),
         ({"validation": lambda: TensorDataset(torch.zeros(0, 4))}, "build", "problem", "the validation set of"),
         ({"validation": build_wide_data}, "validation", "problem", "mat1 and mat2 shapes cannot be multiplied"),
         ({"loss": fail(SystemExit(0))}, "one step", "problem", "called sys.exit(0)"),
@@ -96,6 +101,17 @@ def test_what_would_ruin_a_run_is_named(run, parts, name, verdict, words):
     item = run(**parts)[name]
     assert item.verdict == verdict
     assert words in item.text
+
+
+def test_a_loss_that_is_not_finite_is_told_in_the_words_of_train_and_nothing_is_stored(run, own_tmpdir):
+    tensors = [*build_data().tensors]
+    tensors[0][:] = float("nan")
+    item = run(dataset=lambda: TensorDataset(*tensors))["one step"]
+    said = r"the loss is nan in step 1 \(learning rate \S+, precision \w+\); the batch of step 1: it holds NaN or "
+    said += r"infinity in sample \d+, .* and 3 more of the training set; mend these samples, or leave them out of .*"
+    assert item.verdict == "problem"
+    assert re.fullmatch(said, item.text)
+    assert list(Path(tempfile.gettempdir()).glob("fulltilt-check-*")) == []
 
 
 def test_of_data_that_are_not_there_no_disk_is_praised(run, tmp_path):

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import types
 
 import parallel_cases
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 from training_cases import CONSTANT, Points, PointStream, Recorder, build_config, build_cpu_run, fail, run_train
 
 from fulltilt.engine.announce import Announcer
-from fulltilt.engine.loop import session
+from fulltilt.engine.loop import progress, session
 from fulltilt.engine.loop.launch import plan_after_crash, plan_again, train_in_ranks
 from fulltilt.engine.loop.replan import MAX_REPLANS, RankReplanError
 from fulltilt.engine.loop.session import Restart
@@ -204,6 +205,21 @@ def test_at_a_micro_batch_of_one_the_run_ends_and_says_what_else_would_help(tmp_
     assert recorder.events[-1].reason == f"failed: DeviceMemoryError: {caught.value}"
 
 
+def test_nothing_is_advised_that_is_in_force(tmp_path):
+    def say(name, card=(8,), build=build_model, **changes):
+        config = build_config(run__on_out_of_memory="stop", **changes)
+        with pytest.raises(DeviceMemoryError) as caught:
+            run(tmp_path / name, config, card=card, model=build)
+        return str(caught.value)
+
+    assert "try activation_checkpointing, with" in say("fp32")
+    assert "precision bf16 or a smaller model" in say("fp32-again")
+    said = say("bf16", speed__precision="bf16")
+    assert said.endswith("; or, as another run in another folder, a smaller model")
+    assert "use a smaller model or another device" in say("stream", build=fail(NO_HOST_ROOM))
+    assert "use data.placement stream, a smaller" in say("auto", build=fail(NO_HOST_ROOM), data__placement="auto")
+
+
 def test_replans_are_counted(tmp_path):
     """420 has many divisors: 60, 42, 30, 21, 15, 10, 7, 5 and then 3."""
     recorder = Recorder()
@@ -317,6 +333,27 @@ def test_an_interval_that_a_replan_cuts_has_the_seconds_of_both_parts(tmp_path):
     (interval,) = recorder.of(StepsDone)
     assert interval.n_samples == 90
     assert interval.seconds > 6 * 0.05
+
+
+def test_the_time_of_an_attempt_that_failed_is_no_time_of_the_steps_that_count(tmp_path, monkeypatch):
+    """6 samples/s were told of a run whose steps took half of the time"""
+    now = 0.0
+
+    class Timed(Card):
+        def forward(self, x):
+            nonlocal now
+            now += self.training
+            try:
+                return super().forward(x)
+            except torch.OutOfMemoryError:
+                now += 100
+                raise
+
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(perf_counter=lambda: now))
+    result, recorder = run(tmp_path, model=lambda card: build_model(Timed(8, 5)))
+    assert [size[:4] for size in list_sizes(recorder)] == [(5, 0, 8, 2)]
+    n_micro_steps = 5 + 2 + 12  # before, of the step that was taken again, of the second epoch
+    assert result.training_seconds == sum(e.seconds for e in recorder.of(EpochDone)) == n_micro_steps
 
 
 def test_nothing_is_kept_where_no_replan_can_follow(tmp_path, monkeypatch):

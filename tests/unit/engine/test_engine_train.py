@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -256,13 +259,14 @@ class SignalAt(Recorder):
             self.n_times = 0
 
 
-def test_ctrl_c_saves_after_the_step_and_the_rest_follows_on_resume(tmp_path):
+def test_ctrl_c_saves_after_the_step_and_the_rest_follows_on_resume(tmp_path, capsys):
     before = signal.getsignal(signal.SIGINT)
     _, expected = run_train(tmp_path / "whole")
     recorder = SignalAt(StepsDone)
     with pytest.raises(KeyboardInterrupt):
         run_train(tmp_path / "parts", recorder=recorder)
     assert signal.getsignal(signal.SIGINT) is before
+    assert capsys.readouterr().err == f"{interrupt.SAID}\n"
     assert recorder.events[-1].reason == "interrupted"
     saved = recorder.of(CheckpointSaved)[-1].step
     assert 0 < saved < 12
@@ -291,6 +295,36 @@ def test_a_second_ctrl_c_stops_at_once_unless_it_is_an_echo_of_the_first(tmp_pat
         run_train(tmp_path, recorder=recorder)
     assert len(recorder.of(CheckpointSaved)) == n_saved
     assert recorder.events[-1].reason == "interrupted"
+
+
+def start_with_signals(code):
+    """A process that runs ``code`` where signals are caught, and says when it is about to."""
+    code = (
+        "import hashlib, os, signal\nfrom fulltilt.engine.interrupt import catch_signals\n"
+        f"with catch_signals(said='heard') as stop:\n    print('ready', flush=True)\n    {code}"
+    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", code], **pipes)
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_inside_an_operator_the_first_signal_is_answered_and_the_third_one_ends_the_process():
+    """Three signals did nothing for 11 s, and one took 281 s, without a word."""
+    process = start_with_signals("hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)")  # minutes, like an operator
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr.readline() == "heard\n"
+    for _ in range(2):
+        time.sleep(2 * interrupt.ECHO_S)
+        process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (128 + signal.SIGTERM, "")
+
+
+def test_signals_of_a_forked_process_are_not_answered():
+    process = start_with_signals("os.fork() or (signal.raise_signal(signal.SIGINT), os._exit(0)); os.wait()")
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
 
 
 def test_ctrl_c_in_an_evaluation_leaves_it_for_the_resumed_run(tmp_path):
@@ -333,6 +367,15 @@ def test_a_listener_without_space_is_named_once_and_training_goes_on(tmp_path):
     first, last = recorder.list_notes("store")
     assert "FullDisk could not store RunStarted (steps.csv cannot be written: No space left on device)" in first
     assert f"failed to store events {len(full.events) - 2} times" in last
+
+
+def test_a_screen_that_nobody_reads_any_more_is_no_loss(tmp_path):
+    def print_to_head(event):
+        raise BrokenPipeError
+
+    result, recorder = run_train(tmp_path, listeners=[print_to_head])
+    assert result.reason == "finished"
+    assert recorder.list_notes("store") == []
 
 
 def test_a_checkpoint_is_told_before_it_is_written(tmp_path):

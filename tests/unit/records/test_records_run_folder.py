@@ -266,6 +266,19 @@ def test_each_question_has_a_folder_and_finds_it_again(tmp_path):
     assert find(path, third)[:2] == (None, "run-3"), "whose that is cannot be read"
 
 
+def test_a_part_that_moves_is_another_question_and_the_same_run_where_it_goes_on(tmp_path):
+    path, moved = tmp_path / "run", {**PARTS, "data.path": "/b"}
+    open_run(path, {**PARTS, "data.path": "/a"}, writes="one")
+    given = {"command": "tune", "results": [JOURNAL]}
+    found = find_folders(path, fingerprint_parts=moved, aging=("data.path",), **given)
+    assert (found.own, found.is_aged, found.free) == (path, True, tmp_path / "run-2")
+    assert found.change == "changed: data.path /a → /b"
+    with RunFolder(path, fingerprint_parts=moved, moving=("data.path",), **given) as folder:
+        assert folder.is_resumed
+    with pytest.raises(RunFolderError, match="machine m1 → m2"):
+        RunFolder(path, fingerprint_parts={**moved, "machine": "m2"}, moving=("data.path",), **given)
+
+
 def test_of_folders_that_hold_the_same_run_the_newest_counts(tmp_path):
     for number, written_s in ((2, 1000), (3, 3000), (4, 2000)):
         open_run(tmp_path / f"run-{number}", writes="one")

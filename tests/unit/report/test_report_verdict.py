@@ -55,6 +55,11 @@ def without_turns():
     return document | {"picks": document["picks"] | {"unproven": other}, "savings": None, "repeats": []}
 
 
+def with_one_group():
+    """A document of a search that ended after its first turns, which were shown as they were taken."""
+    return without_turns() | {"repeats": [row for row in build_document(OPEN)["repeats"] if row["group"] == 1]}
+
+
 @pytest.mark.parametrize(
     ("document", "said"),
     [
@@ -95,6 +100,7 @@ def without_turns():
         (without_own(FAILED), "Your settings ran out of memory; these run at 13,000 samples/s."),
         (without_own(None), "Your settings did not run; these run at 13,000 samples/s."),
         (without_turns(), "Keep your settings: the search ended before another plan was compared with them."),
+        (with_one_group(), "no gain is proven: the search ended after too few turns to tell."),
     ],
 )
 def test_the_sentence_says_what_to_do_and_the_interval_that_was_compared(document, said):
@@ -110,6 +116,7 @@ SCREENS = {
     "same plan": build_document(compare(-12, -15, -9), is_rival=True),
     "own failed": without_own(FAILED | {"reason": "a reason " * 60}),
     "no turns": without_turns(),
+    "few turns": with_one_group(),
     "checked": build_document(FASTER, verification=WORSE),
     "everything": build_document(
         compare(412.3, 380.4, 450.6),

@@ -77,7 +77,7 @@ def _explain_data_set(error: BaseException, text: str) -> DataError | None:
     if is_memory or not (sample or caught or dataset):
         return None
     places = [f"{file}:{line}" for file, line in _PLACE.findall(last)] or ["no line is known"]
-    place = [each for each in places if not any(part in each for part in errors.LIBRARIES)] or places
+    place = [each for each in places if not errors.is_library(each)] or places
     if sample is None:
         met = f"a batch of {dataset} cannot be read:" if dataset else "a data worker met"
         return DataError(f"{met} {said} ({place[-1]}); mend the data, or the code there")

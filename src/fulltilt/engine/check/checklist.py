@@ -19,6 +19,7 @@ from fulltilt.engine.announce import is_out_of_memory
 from fulltilt.engine.build.budget import count_bytes, estimate_host_budget
 from fulltilt.engine.build.facts import count_dataset
 from fulltilt.engine.build.run import Run
+from fulltilt.engine.loop.bad_batch import describe_loss, save_bad_batch
 from fulltilt.engine.loop.endings import tell_failure
 from fulltilt.engine.loop.evaluate import evaluate
 from fulltilt.engine.loop.limits import read_limits
@@ -188,6 +189,9 @@ def _check_one_step(session: Session, n_ranks: int, memory_limit_bytes: int | No
         return [CheckItem("one step", "problem", "the training set yielded no batch")]
     whose = "" if n_ranks == 1 else f" (rank 0's part, of {n_ranks} ranks)"
     text = f"{outcome.n_samples} samples{whose} forward, backward and update; loss {loss:.4g}"
+    if not math.isfinite(loss):  # in the words of train
+        said = describe_loss(loss, "step 1", session.learning_rate.compute_lr(0), run.plan["precision"])
+        text = "; ".join([said, *save_bad_batch(session, step=1, loss=loss, is_kept=False)])
     step = CheckItem("one step", "ok" if math.isfinite(loss) else "problem", text)
     used_gib = peaks.reserved_peak_gib if is_gpu else peaks.rss_peak_gib
     if memory_limit_bytes is not None and not is_gpu:

@@ -23,6 +23,12 @@ from fulltilt.records.run_folder import open_atomic
 
 FILE = "nan_batch.pt"
 N_SHOWN = 5
+MEND_DATA = "mend these samples, or leave them out of the data set"
+
+
+def describe_loss(loss: float, where: str, lr: float, precision: object) -> str:
+    """Say of which step a loss is not finite, and under what."""
+    return f"the loss is {loss} in {where} (learning rate {lr:.3g}, precision {precision})"
 
 
 def suggest_stability(precision: object) -> str:
@@ -43,23 +49,27 @@ def find_bad_step(losses: Sequence[float], *, last_step: int) -> int | None:
     return next((step for step, loss in enumerate(losses, first_step) if not math.isfinite(loss)), None)
 
 
-def save_bad_batch(s: Session, *, step: int, loss: float) -> str:
-    """Store the batches of ``step``, one of the epoch under way, and say where they are and what they show.
+def save_bad_batch(s: Session, *, step: int, loss: float, is_kept: bool = True) -> tuple[str, str]:
+    """Store the batches of ``step``, one of the epoch under way; say where they are and what they show, and a remedy.
 
     ``nan_batch.pt`` holds tensors and plain values only, for ``torch.load(path, weights_only=True)``: ``step``,
     ``epoch``, ``loss``, ``first_sample`` (place in the epoch's order), ``indices`` (of the samples in the dataset, None
     for a stream) and ``batches``, one entry a micro-batch as the loader gave it. Of several ranks the first one stores
     the whole batches, and all call this.
+
+    Args:
+        is_kept: Whether they are stored; else they are only looked at.
     """
-    world, text = s.run.world, ""
+    world, found = s.run.world, ("", "")
     if world.is_first:
         with world.work_alone(), s.run.undivided():
-            text = _save_batch(s, step, loss)
-    return world.hand_out(text)
+            found = _save_batch(s, step, loss, is_kept)
+    return world.hand_out(found)
 
 
-def _save_batch(s: Session, step: int, loss: float) -> str:
+def _save_batch(s: Session, step: int, loss: float, is_kept: bool) -> tuple[str, str]:
     path, run = s.folder / FILE, s.run
+    remedy = suggest_stability(run.plan["precision"])
     step_in_epoch = s.progress.step_in_epoch - (s.progress.step - step)
     first_sample = (step_in_epoch - 1) * run.batch_size * run.setup.accumulate
     try:
@@ -70,6 +80,9 @@ def _save_batch(s: Session, step: int, loss: float) -> str:
         n_samples, sampler, indices = sum(map(count_samples, batches)), run.loader.sampler, None
         if isinstance(sampler, EpochSampler):
             indices = sampler.compute_order()[first_sample : first_sample + n_samples].tolist()
+        remedy = MEND_DATA if _list_bad_samples(batches) else remedy
+        if not is_kept:
+            return f"the batch of step {step}: {describe_batch(batches, indices)}", remedy
         content = {
             "step": step,
             "epoch": s.progress.epoch + 1,
@@ -84,23 +97,25 @@ def _save_batch(s: Session, step: int, loss: float) -> str:
         with open_atomic(path) as stream:
             torch.save(content, stream)
     except (FulltiltError, OSError, RuntimeError, ValueError, TypeError) as error:  # the loss is the news, not this
-        return f"the batch of step {step} could not be stored ({read_first_line(error)})"
-    return f"the batch of step {step} is in {path}: {describe_batch(batches, indices)}"
+        return f"the batch of step {step} could not be stored ({read_first_line(error)})", remedy
+    return f"the batch of step {step} is in {path}: {describe_batch(batches, indices)}", remedy
 
 
 def describe_batch(batches: Sequence[Any], indices: Sequence[int] | None) -> str:
     """Say whether the data itself holds the NaN."""
-    bad: list[int] = []
-    start = 0
-    for batch in batches:
-        bad += [start + i for i in _find_bad_samples(batch)]
-        start += count_samples(batch)
+    bad = _list_bad_samples(batches)
     if not bad:
         return "all its values are finite, so the model or the learning rate made it"
     named = [indices[i] for i in bad] if indices is not None else bad
     more = f" and {len(named) - N_SHOWN} more" if len(named) > N_SHOWN else ""
     what = "of the training set" if indices is not None else "of the batch"
     return f"it holds NaN or infinity in sample {', '.join(map(str, named[:N_SHOWN]))}{more} {what}"
+
+
+def _list_bad_samples(batches: Sequence[Any]) -> list[int]:
+    """Positions in a whole batch, whose micro-batches these are."""
+    starts = itertools.accumulate(map(count_samples, batches), initial=0)
+    return [start + i for start, batch in zip(starts, batches, strict=False) for i in _find_bad_samples(batch)]
 
 
 def _find_bad_samples(batch: Any) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 from fulltilt.engine.build.budget import estimate_host_budget
 from fulltilt.engine.build.startup import describe_start
 from fulltilt.engine.interrupt import Stop
-from fulltilt.engine.loop.bad_batch import find_bad_step, save_bad_batch, suggest_stability
+from fulltilt.engine.loop.bad_batch import describe_loss, find_bad_step, save_bad_batch, suggest_stability
 from fulltilt.engine.loop.evaluate import evaluate
 from fulltilt.engine.loop.saving import collect_checkpoint, describe_saved, save_session, settle_checkpoint
 from fulltilt.engine.loop.session import OpenInterval, Session
@@ -209,12 +209,10 @@ def _build_non_finite_error(s: Session, loss: float, interval: OpenInterval) -> 
     losses, precision = interval.reading.losses, s.run.plan["precision"]
     step = find_bad_step(losses, last_step=interval.step)
     if step is None:
-        where, stored = f"steps {interval.step - interval.reading.n_steps + 1} to {interval.step}", ""
+        where = f"steps {interval.step - interval.reading.n_steps + 1} to {interval.step}"
+        stored, remedy = "", suggest_stability(precision)
     else:
         where = f"step {step}"
-        stored = f"{save_bad_batch(s, step=step, loss=losses[step - interval.step - 1])}; "
-    return NonFiniteLossError(
-        f"the loss is {loss} in {where} (learning rate {interval.lr:.3g}, precision {precision}); "
-        f"{stored}{describe_saved(s)}; {suggest_stability(precision)}",
-        step=step,
-    )
+        stored, remedy = save_bad_batch(s, step=step, loss=losses[step - interval.step - 1])
+    said = [describe_loss(loss, where, interval.lr, precision), stored, describe_saved(s), remedy]
+    return NonFiniteLossError("; ".join(filter(None, said)), step=step)

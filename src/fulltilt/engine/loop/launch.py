@@ -12,6 +12,7 @@ import cloudpickle
 from fulltilt.config import Config, plan_of
 from fulltilt.engine.announce import Announcer, read_first_line
 from fulltilt.engine.build.builder import check_device
+from fulltilt.engine.interrupt import SAID
 from fulltilt.engine.loop.endings import TrainResult
 from fulltilt.engine.loop.replan import MAX_REPLANS, RankReplanError
 from fulltilt.engine.loop.session import Restart
@@ -111,6 +112,7 @@ def train_in_ranks(
             hang_limit_s=choose_hang_limit_s(config.run.hang_timeout_s, compiles=config.speed.compile),
             start_limit_s=config.run.start_timeout_s,
             environment=list_environment(plan_of(config)),
+            said=SAID,
         )
         if isinstance(result, TrainResult):
             return dataclasses.replace(result, notes=(*announcer.notes, *result.notes))

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,12 +20,21 @@ from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.checkpoints import checkpoint
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS, find_checkpoint
+from fulltilt.engine.loop.endings import TRACEBACK
 from fulltilt.engine.loop.limits import Limits
 from fulltilt.engine.loop.promise import build_watch
 from fulltilt.engine.loop.session import Restart, Session, build_session, plan_schedule
 from fulltilt.engine.loop.sizes import Sizes, apply_sizes, leave_out_tail
 from fulltilt.engine.ranks.world import World
-from fulltilt.errors import DeviceMemoryError, FulltiltError, OtherRunError, RunFolderError, UsageError
+from fulltilt.errors import (
+    DeviceMemoryError,
+    FulltiltError,
+    OtherRunError,
+    RunFolderError,
+    UsageError,
+    find_place,
+    keep_traceback,
+)
 from fulltilt.hardware import describe_process_state
 from fulltilt.levers import select_recipe
 from fulltilt.records import Listener, RunEnded
@@ -48,11 +58,14 @@ class Job:
 
 
 _RESULTS = (NEWEST, PREVIOUS)
+_DATA_PATH = "data.path"
+"""A part of the fingerprint: other data are another run, but one that goes on may find its own moved."""
 
 
 def find_run_folders(usual: Path, config: Config) -> FolderChoice:
     """Find the folder whose run ``config`` goes on with, and one for it to begin in, beside the usual one."""
-    return find_folders(usual, fingerprint_parts=_describe_run(config, None), command="train", results=_RESULTS)
+    parts = _describe_run(config, None)
+    return find_folders(usual, fingerprint_parts=parts, command="train", results=_RESULTS, aging=(_DATA_PATH,))
 
 
 @contextlib.contextmanager
@@ -64,9 +77,9 @@ def open_folder(job: Job) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if job.world.is_first:
-            described = _describe_run(job.config, job.workload)
+            claim: dict[str, Any] = {"command": "train", "results": _RESULTS, "moving": (_DATA_PATH,)}
             try:
-                folder = RunFolder(job.out_dir, fingerprint_parts=described, command="train", results=_RESULTS)
+                folder = RunFolder(job.out_dir, fingerprint_parts=_describe_run(job.config, job.workload), **claim)
             except OtherRunError:  # another folder would not help where the data are wrong
                 (job.workload or build_workload(job.config)).dataset()
                 raise
@@ -91,6 +104,8 @@ def open_session(job: Job, after: Restart | None) -> Iterator[Session]:
                 f"code of the model or the data called sys.exit({error.code!r}) as it was built"
             ) from error
         except Exception as error:  # told to the listeners, and raised again
+            if job.world.is_first and find_place(error):
+                error.add_note(keep_traceback(error, job.out_dir / TRACEBACK))
             if after is not None:
                 announce = Announcer(job.listeners, attempt=after.attempt)
                 reason = f"failed: {type(error).__name__}: {error}"
@@ -227,10 +242,10 @@ def _build_run(job: Job, sizes: Sizes | None, started_with: str | None) -> Run:
     except Exception as error:  # the boundary to the user's own model and data; all but one kind goes on as it is
         if isinstance(error, FulltiltError) or not is_out_of_memory(error):
             raise
+        stream = "" if plan_of(config)["placement"] == "stream" else " data.placement stream,"
         raise DeviceMemoryError(
             f"out of memory on {job.device} before the first step, while building model and data "
-            f"({read_first_line(error)}); use a smaller model, data.placement stream or another device: a smaller "
-            "batch would not help"
+            f"({read_first_line(error)}); use{stream} a smaller model or another device: a smaller batch would not help"
         ) from error
 
 
@@ -253,11 +268,14 @@ def _find_start(job: Job, *, resume: bool) -> checkpoint.LoadedCheckpoint | None
 def _describe_run(config: Config, workload: Workload | None) -> dict[str, Any]:
     """List what must stay the same when a run is resumed: what decides its losses.
 
-    How long it trains, how often it logs, where the data lies and levers that trade speed and memory only may change.
+    How long it trains, how often it logs and levers that trade speed and memory only may change.
     """
     values = config.to_values()
-    values["data"].pop("path")
+    path = values["data"].pop("path")
     values["data"].pop("on_bad_sample")  # a run that stopped at a bad sample may go on without it
     for name in ("shard", "static_graph"):  # how devices share the work
         values["speed"].pop(name)
-    return select_recipe(values) | {"seed": config.run.seed, "workload": workload.name if workload else None}
+    described = {"seed": config.run.seed, "workload": workload.name if workload else None}
+    if path is not None:
+        described[_DATA_PATH] = os.path.abspath(os.path.join(config.base_dir, path))
+    return select_recipe(values) | described

@@ -233,16 +233,27 @@ class Stopwatch:
     def __init__(self, progress: Progress):
         self._progress = progress
         self._since: float | None = None
+        self._kept = 0.0
         self.interval_s = 0.0
 
     def start(self) -> None:
         if self._since is None:
             self._since = time.perf_counter()
 
-    def read(self) -> None:
+    def keep(self) -> None:
+        """Note where a whole step ended."""
+        self._kept = time.perf_counter()
+
+    def bring_back(self) -> None:
+        """Stop, and bill nothing of the step that did not become whole."""
+        if self._since is not None:
+            self.read(max(self._since, self._kept))
+            self._since = None
+
+    def read(self, until: float | None = None) -> None:
         """Bill the time so far, and go on."""
         if self._since is not None:
-            now = time.perf_counter()
+            now = time.perf_counter() if until is None else until
             seconds, self._since = now - self._since, now
             self.interval_s += seconds
             self._progress.training_seconds += seconds

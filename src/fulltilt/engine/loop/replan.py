@@ -94,6 +94,7 @@ def prepare_restart(s: Session, restart: Restart) -> Restart:
     if s.run.doing != "update":  # the state after the last whole step is intact
         s.last_step.bring_back()
         s.meter.bring_back()
+        s.watch.bring_back()
         s.sizes, s.saved_position = restart.sizes, None
         save(s, is_last=True)
     step, sizes = s.progress.step - n_steps_lost, dataclasses.asdict(restart.sizes)
@@ -112,10 +113,10 @@ def describe_hopeless(s: Session, error: BaseException) -> str:
             "it take fewer samples at a time, or set run.evaluate_every to null; --resume goes on from the last "
             "checkpoint"
         )
-    rest = (
-        "activation_checkpointing, with which --resume goes on from the last checkpoint; or, as another run in another "
-        "folder, precision bf16 or a smaller model"
-    )
+    precision = "precision bf16 or " if run.plan["precision"] in ("fp32", "tf32") else ""
+    rest = f"as another run in another folder, {precision}a smaller model"
+    if run.plan["activation_checkpointing"] in (None, False, "off"):
+        rest = f"activation_checkpointing, with which --resume goes on from the last checkpoint; or, {rest}"
     sizes = _plan_smaller(s)
     if sizes is None:
         return f"{message}; there is no smaller batch that would help: try {rest}"

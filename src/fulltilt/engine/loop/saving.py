@@ -117,6 +117,8 @@ def _check_weights(s: Session) -> None:
     problem = next(filter(None, s.run.world.collect(problem)), None)  # ranks may hold different weights
     if problem is None:
         return
+    remedy = suggest_stability(s.run.plan["precision"])
     if s.progress.step_in_epoch:
-        problem = f"{problem}; {save_bad_batch(s, step=s.progress.step, loss=math.nan)}"
-    raise NonFiniteLossError(f"{problem}; {suggest_stability(s.run.plan['precision'])}")
+        stored, remedy = save_bad_batch(s, step=s.progress.step, loss=math.nan)
+        problem = f"{problem}; {stored}"
+    raise NonFiniteLossError(f"{problem}; {remedy}")

@@ -11,7 +11,7 @@ from typing import Any
 from fulltilt.config import Config
 from fulltilt.engine.announce import Announcer
 from fulltilt.engine.build.builder import check_device
-from fulltilt.engine.interrupt import Stop, catch_signals
+from fulltilt.engine.interrupt import SAID, Stop, catch_signals
 from fulltilt.engine.loop import duties
 from fulltilt.engine.loop.endings import TrainResult, finish, tell_failure
 from fulltilt.engine.loop.launch import find_obstacle_to_leaving, give_back_memory, must_launch, train_in_ranks
@@ -43,6 +43,7 @@ def fit(s: Session, stop: Stop) -> None:
                 break  # the epoch is over
             progress.count(outcome)
             s.last_step.keep()
+            s.watch.keep()
             s.meter.add(outcome.loss, outcome.n_samples)
             if progress.step % limits.log_every == 0:
                 s.phase_sample.end_step(outcome.n_samples)
@@ -140,7 +141,8 @@ def _train_here(
 
 def _take_attempts(job: Job, after: Restart | None) -> TrainResult | Restart:
     """Train until an attempt ends otherwise than by a want of memory that smaller micro-batches answer here."""
-    with catch_signals() as stop, open_folder(job):
+    said = SAID if job.world.is_first and job.world.link is None else None  # else another process says it
+    with catch_signals(said=said) as stop, open_folder(job):
         while True:
             with open_session(job, after) as session:
                 with tell_failure(session):

@@ -100,6 +100,7 @@ def run_ranks(
     start_limit_s: float = START_LIMIT_S,
     raised_by: tuple[str, str] = ("run.start_timeout_s", "run.hang_timeout_s"),
     environment: Mapping[str, str] | None = None,
+    said: str | None = None,
 ) -> Any:
     """Run ``function(**given)`` in one process a device, and return what the first one returns.
 
@@ -118,6 +119,7 @@ def run_ranks(
         start_limit_s: The same before it, where that is more.
         raised_by: What a user sets to allow more at the start, and later.
         environment: Variables that the processes have beside those of this one.
+        said: Written to standard error when the first signal comes.
 
     Raises:
         RankFailedError: one died or raised an error that is not fulltilt's own.
@@ -130,7 +132,7 @@ def run_ranks(
     """
     relay = _Relay(announcer)
     n_restarts = 0
-    with catch_signals() as stop:
+    with catch_signals(said=said) as stop:
         while True:
             limits_s = (max(hang_limit_s, start_limit_s), hang_limit_s)
             attempt = _Attempt(_pickle(function, given), devices, limits_s, raised_by, environment or {})
