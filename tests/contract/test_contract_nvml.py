@@ -22,6 +22,7 @@ class ScriptedLibrary:
     NVMLError = pynvml.NVMLError
     NVMLError_FunctionNotFound = pynvml.NVMLError_FunctionNotFound
     NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
 
     def __init__(self, *, knows_event_reasons=True):
         self.n_open = 0
@@ -59,6 +60,9 @@ ANSWERS = {
     "nvmlDeviceGetUtilizationRates": types.SimpleNamespace(gpu=87, memory=31),
     "nvmlDeviceGetClockInfo": 1800,
     "nvmlDeviceGetMaxClockInfo": 1980,
+    "nvmlDeviceGetPowerUsage": 611_400,
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetTemperature": 61,
     "nvmlDeviceGetComputeRunningProcesses": [types.SimpleNamespace(pid=42, usedGpuMemory=None)],
 }
 
@@ -146,6 +150,7 @@ def test_answers_of_the_driver_are_translated_and_an_older_ones_too():
     status = build_scripted().read_status(0)
     assert (status.utilization_pct, status.sm_clock_mhz, status.sm_clock_max_mhz) == (87.0, 1800, 1980)
     assert status.throttle_reasons == ("sw_power_cap", "sw_thermal_slowdown", "bit_0x4000")
+    assert (status.power_w, status.power_limit_w, status.temperature_c) == (611.4, 700.0, 61)
     assert status.processes == (NvmlProcess(pid=42, memory_used_bytes=None),)
     nvml = RealNvml(ScriptedLibrary(knows_event_reasons=False))
     assert nvml.read_status(0).throttle_reasons == ("hw_thermal_slowdown",)

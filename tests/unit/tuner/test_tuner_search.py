@@ -16,7 +16,7 @@ from fulltilt.tuner.search import strategies as search
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.progress import TrialCut, TrialDone, TrialStarted, TurnsDone
 from fulltilt.tuner.search.search import run_proof
-from fulltilt.tuner.search.session import PROOF_S, RESERVE_SHARE, Ask, Session, TakeTurns
+from fulltilt.tuner.search.session import PROOF_MARGIN, RESERVE_SHARE, Ask, Session, TakeTurns
 
 SIZES = (16, 32, 64, 128, 256)
 A, B, C = (BASE.replace(batch_size=size) for size in (32, 64, 128))
@@ -169,10 +169,11 @@ def test_the_budget_ends_a_search_and_keeps_time_for_the_turns(budget_s):
     session, target, is_complete = run(search.exhaustive(SPACE), take(clock, 5.0), budget_s=budget_s, clock=clock)
     assert not is_complete
     assert session.is_budget_spent
-    kept_s = min(PROOF_S, RESERVE_SHARE * budget_s)
-    assert clock() == 5.0 * len(target.asked) == budget_s - kept_s
+    first_look_s = 4 * 2 * 5.0  # four groups of two plans
+    kept_s = min(PROOF_MARGIN * first_look_s + 5.0, RESERVE_SHARE * budget_s)
+    assert clock() == 5.0 * len(target.asked) == 5.0 * ((budget_s - kept_s) // 5.0)
     assert not session.run(take_turns(*[(A, B)] * 20), may_use_reserve=True)
-    assert len(target.groups) == kept_s // 10
+    assert len(target.groups) == (budget_s - 5.0 * len(target.asked)) // 10
     assert clock() == budget_s  # half a group would compare nothing
 
 
