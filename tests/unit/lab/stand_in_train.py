@@ -43,7 +43,8 @@ def main() -> int:
     stop: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: stop.append(number))
-    start_worker()
+    if "STAND_IN_ALONE" not in os.environ:
+        start_worker()
     checkpoint = out / os.environ.get("STAND_IN_CHECKPOINT", "counter")
     step = int(checkpoint.read_text()) if checkpoint.exists() else 0
     print(f"from step {step}: {' '.join(word for word in words if word.startswith('optim.lr='))}", flush=True)

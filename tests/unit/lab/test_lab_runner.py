@@ -47,7 +47,7 @@ class Bench:
     def read(self):
         return self.lab.store.read_experiments(id="e1")[0]
 
-    def start(self, *, root: Path | None = None, depot: str | None = None, **environment: str):
+    def start(self, *, root: Path | None = None, with_worker: bool = False, **environment: str):
         attempt, token = self.lab.store.lease(self.read(), node="n1", devices=["cpu:0"], n_threads=1, engine="by hand")
         order = Order(
             url=self.url,
@@ -56,10 +56,10 @@ class Bench:
             node="n1",
             root=str(root or self.root / "node"),
             device="cpu",
-            depot=depot,
             command=STAND_IN,
         )
-        environ = {**os.environ, **environment, **order.to_environment(), GUARD_MARK: order.mark}
+        alone = {} if with_worker else {"STAND_IN_ALONE": "1"}
+        environ = {**os.environ, **environment, **alone, **order.to_environment(), GUARD_MARK: order.mark}
         guard = subprocess.Popen(GUARD, env=environ, start_new_session=True)
         return guard, f"{MARK}={order.mark}"
 
@@ -77,7 +77,7 @@ def read_log(bench: Bench, number: int) -> list[str]:
 
 
 def test_a_training_runs_to_its_result_and_the_server_has_its_log_and_files(bench):
-    guard, mark = bench.start(STAND_IN_STEPS="20")
+    guard, mark = bench.start(STAND_IN_STEPS="20", with_worker=True)
     assert guard.wait(PATIENCE_S) == 0
     found = bench.read()
     assert (found.state, found.outcome, found.metrics["steps"]) == ("succeeded", "succeeded", 20)
@@ -123,7 +123,7 @@ def test_an_attempt_that_another_one_has_followed_is_fenced_and_writes_nothing_m
 
 @pytest.mark.parametrize("who", ["guard", "runner", "training"])
 def test_whoever_is_killed_nothing_is_left_of_the_attempt(bench, who):
-    guard, mark = bench.start(STAND_IN_STEPS="100000")
+    guard, mark = bench.start(STAND_IN_STEPS="100000", with_worker=True)
     training = wait_for(lambda: find_marked(mark))[0]
     runner = int(Path(f"/proc/{training}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill({"guard": guard.pid, "runner": runner, "training": training}[who], signal.SIGKILL)
