@@ -57,6 +57,8 @@ def test_what_has_to_wait_keeps_a_machine_and_the_others_go_on_elsewhere():
     rows = [row("e1", n=4), *(row(f"e{i}") for i in range(2, 9))]
     assert plan(rows, rooms) == [("e2", "b", 1), ("e3", "b", 1)], "nothing on a, which e1 gets as soon as it is free"
     assert plan(rows, [room("a", 4), room("b", 2, 4)])[0] == ("e1", "a", 4)
+    large = [row("e1", n=4), row("e2", n=4), row("e3")]
+    assert plan(large, rooms) == [("e3", "b", 1)], "machines kept for all that wait would stand idle"
 
 
 def test_a_machine_that_is_barred_or_lost_the_last_attempt_is_left_out_where_there_is_another():

@@ -1,7 +1,7 @@
 """Choose which queued experiments start next, and on which machine. Pure functions of records.
 
 Higher priority first; among equals the owner with the fewest devices in use, then age. An experiment that takes several
-devices gets them on one machine or none. Where no machine has room for it, one is reserved for it and nothing else is
+devices gets them on one machine or none. For the first that finds no room a machine is reserved, and nothing else is
 started there, so it cannot starve; the others go on.
 """
 
@@ -56,11 +56,12 @@ def plan_starts(
     """
     machines = _Machines(rooms)
     starts: list[Start] = []
+    has_reserved = False  # one at a time: machines kept for all that wait would stand idle
     for experiment in _order(queued, in_use or {}, is_full=lambda: not machines.n_free):
         found = machines.take(experiment.n_devices, avoid=(avoid or {}).get(experiment.id))
-        if found is None:
-            machines.reserve(experiment.n_devices)
-        else:
+        if found is None and not has_reserved:
+            has_reserved = machines.reserve(experiment.n_devices)
+        elif found is not None:
             starts.append(Start(experiment=experiment, node=found[0], devices=found[1]))
     return starts
 
@@ -120,14 +121,16 @@ class _Machines:
                 second = node
         return None if second is None else self._take_of(second, n)
 
-    def reserve(self, n: int) -> None:
-        """Keep for an experiment that has to wait the machine that lacks the fewest devices."""
+    def reserve(self, n: int) -> bool:
+        """Keep for an experiment that waits the machine that lacks the fewest devices; False: none is so large."""
         fitting = [node for node in self._free if self._size[node] >= n]
-        if fitting:
-            node = max(fitting, key=lambda node: len(self._free[node]))
-            self.n_free -= len(self._free[node])
-            del self._by_number[len(self._free[node])][node]
-            del self._free[node]
+        if not fitting:
+            return False
+        node = max(fitting, key=lambda node: len(self._free[node]))
+        self.n_free -= len(self._free[node])
+        del self._by_number[len(self._free[node])][node]
+        del self._free[node]
+        return True
 
     def _take_of(self, node: str, n: int) -> tuple[str, list[str]]:
         free = self._free[node]
