@@ -25,7 +25,7 @@ NEEDS_PEERS = False
 DEVICES = ("cpu",)
 
 N_AXIS = 100  # values of each of the two axes of the grid
-N_CLIENTS, N_ENDED = 8, 2000
+N_CLIENTS, N_ENDED = 8, 480
 N_ROWS, N_PAGES = 100_000, 200
 N_MACHINES, N_GPUS, N_QUEUED, N_OWNERS = 1000, 8, 1_000_000, 20
 WINDOW = 8064  # queued experiments of an owner that a decision looks at: all devices, and 64 more
