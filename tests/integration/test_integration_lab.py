@@ -204,7 +204,9 @@ def test_cancel_reaches_the_process_and_after_ctrl_c_the_same_command_goes_on(tm
     ("text", "said"),
     [
         ("model: small_cnn\ndataset: cifar10(root=nowhere)\nlr: [1, 2]\n", "nowhere does not exist; give the folder"),
-        ("model: [small_cnn, smal_cnn]\ndataset: digits\n", "did you mean small_cnn"),
+        pytest.param(
+            "model: [small_cnn, smal_cnn]\ndataset: digits\n", "did you mean small_cnn", marks=pytest.mark.slow
+        ),
         ("model: small_cnn\ndataset: digits\nlr: [1, -2]\n", "grid.yaml:3: optim.lr: lr -2"),
     ],
 )
@@ -243,8 +245,8 @@ def kill_at_random_moments(command, new_folder, seed: int, *, n_kills: int, long
     assert n_running
 
 
-@pytest.mark.parametrize("n_kills", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_six_results_each_once(tmp_path, monkeypatch, n_kills):
+@pytest.mark.slow
+def test_killed_at_any_moment_six_results_each_once(tmp_path, monkeypatch):
     (tmp_path / "grid.yaml").write_text(GRID)
     monkeypatch.setenv("STAND_IN_STEPS", "100")
     seed = random.SystemRandom().randrange(10_000)
@@ -253,7 +255,7 @@ def test_killed_at_any_moment_six_results_each_once(tmp_path, monkeypatch, n_kil
         lambda folder: [sys.executable, str(STAND_IN), str(tmp_path / "grid.yaml"), str(folder)],
         lambda n: tmp_path / f"lab{n}",
         seed,
-        n_kills=n_kills,
+        n_kills=20,
         longest_s=2.0,
     )
 
