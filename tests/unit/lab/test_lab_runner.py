@@ -65,9 +65,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path):
+def bench(request, tmp_path):
+    """A lab whose leases last long enough for a busy machine, unless the test says how long."""
+    ttl_s = getattr(request, "param", 30.0)
     (tmp_path / "lab").mkdir()
-    term = Term(ttl_s=TTL_S, grace_s=0.1 * TTL_S)
+    term = Term(ttl_s=ttl_s, grace_s=0.1 * ttl_s)
     with open_lab(tmp_path / "lab", create=True, term=term) as lab, serve(lab, []) as (address, _):
         yield Bench(lab, address.url, tmp_path)
 
@@ -135,6 +137,7 @@ def test_whoever_is_killed_nothing_is_left_of_the_attempt(bench, who):
         assert (bench.read().outcome, bench.read().reason[:20]) == ("lost", "it was ended by SIGK")
 
 
+@pytest.mark.parametrize("bench", [TTL_S], indirect=True)
 def test_a_runner_that_is_stopped_does_not_keep_its_training_past_the_lease(bench):
     guard, mark = bench.start(STAND_IN_STEPS="100000")
     training = wait_for(lambda: bench.read().state == "running" and find_marked(mark))[0]
@@ -148,6 +151,7 @@ def test_a_runner_that_is_stopped_does_not_keep_its_training_past_the_lease(benc
             os.kill(runner, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("bench", [TTL_S], indirect=True)
 def test_a_server_that_is_gone_is_no_failure_until_the_lease_runs_out(bench, monkeypatch):
     """The training saves and ends by itself when no renewal is confirmed any more."""
     guard, mark = bench.start(STAND_IN_STEPS="100000")
