@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LAB = "runs/lab"
 FOLLOW_S = 0.5
-NEEDED = ("sqlalchemy", "alembic", "fastapi", "uvicorn", "httpx2", "fsspec")
+NEEDED = ("sqlalchemy", "alembic", "fastapi", "uvicorn", "httpx2", "fsspec", "jinja2")
 ONE = {
     "show": "all that is known of an experiment: attempts, events, configuration, files",
     "logs": "what the training of an experiment printed, all attempts",

@@ -42,7 +42,7 @@ class Coordinator:
         self,
         lab: Lab,
         executors: Sequence[Executor],
-        write_order: Callable[[Executor, str, str, str], Order],
+        write_order: Callable[[str, str, str], Order],
         clock: Callable[[], float] = time.monotonic,
     ):
         self._lab, self._executors, self._write_order = lab, {each.name: each for each in executors}, write_order
@@ -172,9 +172,7 @@ class Coordinator:
         self._lab.leases.renew(attempt)
         mark = f"{attempt.experiment}/{attempt.number}/{compute_digest(token)[:16]}"
         try:
-            ref = executor.submit(
-                attempt, self._write_order(executor, token, mark, start.node), start.node, start.devices
-            )
+            ref = executor.submit(attempt, self._write_order(token, mark, start.node), start.node, start.devices)
         except RefusedError as error:
             settle(self._lab, attempt, End(outcome="infra_refused", reason=str(error)))
             return

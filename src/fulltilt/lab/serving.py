@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import uvicorn
+from fastapi import FastAPI
 
 from fulltilt._version import __version__
 from fulltilt.errors import UsageError
@@ -94,69 +95,91 @@ def serve(
         UsageError: the address cannot be used.
     """
     token = read_or_make_token(lab.folder)
-    listener = _listen(host, port or _read_port(lab.folder))
-    reached = next(iter(names), "127.0.0.1" if host in WILDCARDS else host)
-    scheme = "http" if tls is None else "https"
-    address = Address(url=f"{scheme}://{_bracket(reached)}:{listener.getsockname()[1]}", token=token)
+    with (
+        contextlib.closing(_listen(host, port or _read_port(lab.folder))) as listener,
+        contextlib.closing(RealNvml()) as nvml,
+    ):
+        reached = next(iter(names), "127.0.0.1" if host in WILDCARDS else host)
+        scheme = "http" if tls is None else "https"
+        address = Address(url=f"{scheme}://{_bracket(reached)}:{listener.getsockname()[1]}", token=token)
 
-    def write_order(executor: Executor, secret: str, mark: str, node: str) -> Order:
-        is_here = executor.name == LOCAL
-        root = str((lab.folder / LOCAL).resolve()) if is_here else str(Path.home() / ".cache" / "fulltilt" / "lab")
-        return Order(
-            url=address.url,
-            token=secret,
-            mark=mark,
-            node=node,
-            root=root,
-            depot=lab.depot.uri if is_here else None,
-            command=tuple(command),
-            authority=None if tls is None else str(tls.certificate.resolve()),
-        )
+        def write_order(secret: str, mark: str, node: str) -> Order:
+            return Order(
+                url=address.url,
+                token=secret,
+                mark=mark,
+                node=node,
+                root=str((lab.folder / LOCAL).resolve()),
+                depot=lab.depot.uri,
+                command=tuple(command),
+                authority=None if tls is None else str(tls.certificate.resolve()),
+            )
 
-    coordinator = Coordinator(lab, executors, write_order)
-    own = {each.address.partition("%")[0] for many in psutil.net_if_addrs().values() for each in many}
-    hosts = {*LOOPBACK, platform.node(), *names, *(own if host in WILDCARDS else {host})}
-    nvml = RealNvml()
-    sampler = Sampler(nvml, folder=lab.folder)
-    app = build_app(lab, token=token, hosts=hosts, read_rooms=coordinator.read_rooms, sampler=sampler)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=5,
-            ssl_certfile=tls and tls.certificate,
-            ssl_keyfile=tls and tls.key,
-        )
-    )
-    for executor in executors:
-        for place in executor.read_places():
+        coordinator = Coordinator(lab, executors, write_order)
+        own = {each.address.partition("%")[0] for many in psutil.net_if_addrs().values() for each in many}
+        hosts = {*LOOPBACK, platform.node(), *names, *(own if host in WILDCARDS else {host})}
+        sampler = Sampler(nvml, folder=lab.folder)
+        app = build_app(lab, token=token, hosts=hosts, read_rooms=coordinator.read_rooms, sampler=sampler)
+        for place in (place for executor in executors for place in executor.read_places()):
             versions = {"fulltilt": __version__, "python": platform.python_version()}
             lab.store.meet_node(Node(name=place.node, boot=read_boot(), versions=versions, devices=place.devices))
-    threads = [
-        threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True),
-        threading.Thread(target=coordinator.run, name="coordinator", daemon=True),
-    ]
-    path = lab.folder / ADDRESS
-    threads[0].start()
-    _wait_for(lambda: server.started or not threads[0].is_alive())
+        with _run(app, _build_server(app, tls), listener, coordinator, lab.folder / ADDRESS, address):
+            yield address, coordinator
+        for executor in executors:
+            executor.close()
+
+
+@contextlib.contextmanager
+def _run(
+    app: FastAPI,
+    server: uvicorn.Server,
+    listener: socket.socket,
+    coordinator: Coordinator,
+    path: Path,
+    address: Address,
+) -> Iterator[None]:
+    """Run server and coordinator in threads for the length of the block, and say at ``path`` where that is."""
+    serving = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server", daemon=True)
+    scheduling = threading.Thread(target=coordinator.run, name="coordinator", daemon=True)
+    serving.start()
     try:
+        _wait_for(lambda: server.started or not serving.is_alive())
+        if not server.started:
+            raise UsageError(f"the server at {address.url} ended as it started; see what it printed")
         _write_secret(path, json.dumps(dataclasses.asdict(address)))
-        threads[1].start()
-        yield address, coordinator
+        scheduling.start()
+        yield
     finally:
         path.unlink(missing_ok=True)
         app.state.is_closing = True
         coordinator.stop()
-        if threads[1].ident is not None:
-            threads[1].join()
+        if scheduling.ident is not None:
+            scheduling.join()
         server.should_exit = True
-        threads[0].join()
-        listener.close()
-        nvml.close()
-        for executor in executors:
-            executor.close()
+        serving.join()
+
+
+def _build_server(app: FastAPI, tls: Tls | None) -> uvicorn.Server:
+    """Build the server of an application.
+
+    Raises:
+        UsageError: certificate and key cannot be used.
+    """
+    settings = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        ssl_certfile=tls and tls.certificate,
+        ssl_keyfile=tls and tls.key,
+    )
+    try:
+        settings.load()
+    except (OSError, ValueError) as error:
+        place = f"{tls.certificate} and {tls.key}" if tls else "the server's settings"
+        raise UsageError(f"{place} cannot be used ({error}); give the PEM files of a certificate and its key") from None
+    return uvicorn.Server(settings)
 
 
 def find_server(folder: Path) -> Address | None:

@@ -59,7 +59,7 @@ class Bench:
         self.coordinator = self.build()
 
     def build(self) -> Coordinator:
-        def write_order(executor, token, mark, node) -> Order:
+        def write_order(token, mark, node) -> Order:
             return Order(url="", token=token, mark=mark, node=node, root="")
 
         return Coordinator(self.lab, [self.engine], write_order, self.clock)

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from fulltilt.config import Config
-from fulltilt.errors import StorageError
+from fulltilt.errors import StorageError, UsageError
 from fulltilt.hardware.proctree import find_marked
 from fulltilt.lab.executors.local import GUARD, GUARD_MARK
 from fulltilt.lab.lab import Lab
@@ -22,7 +23,7 @@ from fulltilt.lab.records import Point
 from fulltilt.lab.runner.guard import FENCED
 from fulltilt.lab.runner.order import MARK, Order
 from fulltilt.lab.scheduling.leases import Term
-from fulltilt.lab.serving import open_lab, serve
+from fulltilt.lab.serving import Tls, open_lab, serve
 
 STAND_IN = (sys.executable, "-S", str(Path(__file__).with_name("stand_in_train.py")))
 PATIENCE_S = 60
@@ -176,3 +177,17 @@ def test_log_bytes_arrive_exactly_once_whatever_they_are(bench, tmp_path):
     log = (bench.lab.folder / "e1" / "log-1.txt").read_bytes()
     assert log.endswith(blob.read_bytes())
     assert len(log) == len(b"== e1, attempt 1 on cpu:0: grid.yaml\nfrom step 0: optim.lr=0.001\n") + blob.stat().st_size
+
+
+def test_a_certificate_that_is_none_is_told_and_nothing_is_left_running(tmp_path):
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("no certificate")
+    tls = Tls(certificate=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    n_threads = threading.active_count()
+    with (
+        open_lab(tmp_path, create=True) as lab,
+        pytest.raises(UsageError, match=r"cert\.pem and .* cannot be used"),
+        serve(lab, [], tls=tls),
+    ):
+        pass
+    assert threading.active_count() == n_threads
