@@ -24,6 +24,7 @@ from fulltilt.tuner.search.session import Ask, TakeTurns, Wish, estimate_turn_s
 
 N_RACE = 2  # groups of the race; one more for those that may still win, as one group may be off by half
 BEHIND_PCT = 5.0  # of speed: a winner as far behind the user's own plan in each group is given up
+AHEAD_PCT = 20.0  # of speed: a change that wins by this in each group belongs to what is proven first
 WORTH_LOG = math.log1p(WORTH_PCT / 100)
 N_EARN = 3  # groups in which each change is looked at first
 N_SURE = LOOKS[3]  # groups, though the time is over, before a change or a plan goes that may be worth it
@@ -215,17 +216,18 @@ class Proof:
     def _look_at(self, found: Mapping[tuple[str, ...], Plan], winner: Plan, base: Plan, held: Sequence[Plan]) -> Steps:
         """Have the winner take turns with itself less each change, and with ``held`` until these are told."""
         order = sorted(found, key=lambda names: _is_harmless(found[names], winner))  # a stable order, these last
+        is_first = True
         for start in range(0, len(order), MAX_WITHOUT):
             if start and self._spent_s > self._limit_s and _is_harmless(found[order[start]], winner):
                 break
-            batch, n_groups = {names: found[names] for names in order[start : start + MAX_WITHOUT]}, N_EARN
+            batch, n_groups = {names: found[names] for names in order[start : start + MAX_WITHOUT]}, N_RACE
             known = {names: plan for names, plan in batch.items() if self._count_met(winner, plan) >= N_EARN}
             self._without |= known
             asked = {names: it for names, it in batch.items() if names not in known or self._is_open(winner, it)}
             yield from self._secure()
             while asked:
-                if self._count_met(winner, *held) >= N_EARN:
-                    held = self._hold_rest(winner, base)
+                if self._count_met(winner, *held) >= (N_RACE if is_first and self._list_clear() else N_EARN):
+                    held, is_first = self._hold_rest(winner, base), False
                 plans = [winner, *asked.values(), *held]
                 arms = yield from self._meet(plans, n_groups, "the fastest plan, and less of it")
                 if winner not in arms:
@@ -234,9 +236,11 @@ class Proof:
                 asked = {names: plan for names, plan in asked.items() if plan in arms}
                 self._without |= asked
                 yield from self._secure()
-                asked = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}
                 n_met = self._count_met(winner, *asked.values())
                 n_groups = 1 if n_met < LOOKS[0] else 2  # to the next look
+                if n_met < N_EARN:
+                    continue
+                asked = {names: plan for names, plan in asked.items() if self._is_open(winner, plan)}
                 if n_met >= self._compute_n_limit(DROP_SHARE, N_EARN):
                     break
         order = sorted(self._list_idle(), key=lambda names: self._lead_over(winner, names))
@@ -245,7 +249,8 @@ class Proof:
 
     def _hold_rest(self, winner: Plan, base: Plan) -> list[Plan]:
         """Return the user's own and what is left of the winner without its idle changes, until these met often."""
-        rest = self._take_back(winner, base, *self._list_idle())
+        clear = self._list_clear()
+        rest = self._take_back(winner, base, *(names for names in self._list_idle() if names not in clear))
         held = [base] if rest in (None, base, winner) else [base, rest]
         self._parts += [plan for plan in held[1:] if plan not in self._parts]
         return held if self.base is not None and self._count_met(winner, *held) < LOOKS[0] else []
@@ -269,6 +274,11 @@ class Proof:
     def _list_idle(self) -> list[tuple[str, ...]]:
         """List the winner's changes that are not shown to be worth it."""
         return [names for names, less in self._without.items() if not self._is_worth(self.winner, less)]
+
+    def _list_clear(self) -> list[tuple[str, ...]]:
+        """List the changes that won each group by far: shown or not, a part of the winner has to have them."""
+        leads = {names: self.evidence.list_log_ratios(less, self.winner) for names, less in self._without.items()}
+        return [names for names, each in leads.items() if each and min(each) > math.log1p(AHEAD_PCT / 100)]
 
     def _drop(self, winner: Plan, base: Plan, idle: Sequence[tuple[str, ...]]) -> Generator[Wish, Any, Plan]:
         """Return the winner without its idle changes, or the least useful: two may be idle because of each other."""
