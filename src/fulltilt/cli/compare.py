@@ -67,7 +67,8 @@ def compare_measured(args: argparse.Namespace) -> int:
     """Train both in turns, and say which is faster."""
     from fulltilt.config import parse_duration_s
     from fulltilt.records import encode
-    from fulltilt.report.gain import say_gain
+    from fulltilt.report.gain import format_gain, say_gain
+    from fulltilt.stats.alternation import LEAST_GROUPS
     from fulltilt.tuner.comparing import LIMIT_S, compare_configs
 
     (a, b), names = _read_configs(args)
@@ -81,8 +82,9 @@ def compare_measured(args: argparse.Namespace) -> int:
             nonlocal kept
             if known.n_groups > 1:
                 kept = f"{say_gain(encode(known), 'B', 'A')}, by the {known.n_groups} groups so far"
-            low, high = known.ci_pct
-            so_far = f"B {known.gain_pct:+.1f} % ({low:+.0f} to {high:+.0f})" if known.n_groups > 1 else "measuring"
+            so_far = f"B {format_gain(known.gain_pct)}" if known.n_groups > 1 else "measuring"
+            if known.n_groups >= LEAST_GROUPS:  # before, an interval says nothing
+                so_far += f" ({' to '.join(map(format_gain, known.ci_pct))})"
             took = f"{time.monotonic() - begin_s:.0f} of at most {limit_s:.0f} s"
             status.update(f"{known.n_groups} groups of fresh processes, {took}: {so_far}")
             if not console.is_terminal:

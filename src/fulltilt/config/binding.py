@@ -1,5 +1,6 @@
 """Build what a component call names: find the target, type its arguments, call it."""
 
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -14,7 +15,7 @@ from pydantic.errors import PydanticUserError
 
 from fulltilt.config.calls import ComponentCall, format_value, parse_call
 from fulltilt.config.hints import admits, describe_type
-from fulltilt.errors import ConfigError, format_nearest
+from fulltilt.errors import ConfigError, find_place, format_nearest
 
 
 def build_component(
@@ -121,6 +122,12 @@ def import_object(path: str, *, base_dir: str | None = None, where: str | None =
         raise ConfigError(f"importing {module_name} failed: {error}; install what it imports", key=where) from error
     except (ImportError, SyntaxError) as error:
         raise ConfigError(f"importing {module_name} failed: {error}", key=where) from error
+    except TypeError as error:
+        if "Workload.__init__()" not in str(error):
+            raise
+        fields = ", ".join(field.name for field in dataclasses.fields(importlib.import_module("fulltilt").Workload))
+        said = f"{find_place(error)}: {str(error).removeprefix('Workload.__init__() ')}; a Workload takes {fields}"
+        raise ConfigError(said, key=where) from error
     module = found
     for name in attributes.split("."):
         if not hasattr(found, name):

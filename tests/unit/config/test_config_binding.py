@@ -137,6 +137,7 @@ def user_code(tmp_path, monkeypatch):
     (folder / "user_code_that_needs_more.py").write_text("import a_module_that_is_not_there\n")
     (folder / "user_code_that_is_broken.py").write_text("def f(:\n")
     (folder / "user_code_that_leaves.py").write_text("raise SystemExit(3)\n")
+    (folder / "user_code_misspelled.py").write_text("from fulltilt import Workload\n\nworkload = Workload(train=1)\n")
     yield folder
     for name in [n for n in sys.modules if n.startswith("user_code_")]:
         del sys.modules[name]
@@ -167,6 +168,7 @@ def test_an_object_of_the_users_is_the_component_itself(user_code):
         ("user_code_that_needs_more:build", "No module named 'a_module_that_is_not_there'; install"),
         ("user_code_that_is_broken:f", "importing user_code_that_is_broken failed"),
         ("user_code_that_leaves:f", "importing user_code_that_leaves called sys.exit(3); put that under if __name"),
+        ("user_code_misspelled:workload", "argument 'train'; a Workload takes model, dataset, loss, optimizer, valid"),
     ],
 )
 def test_own_code_that_cannot_be_imported(user_code, path, said):
