@@ -99,10 +99,19 @@ def _list_files(root: Path) -> Iterator[Path]:
         found = (root / os.fsdecode(name) for name in listed.stdout.split(b"\0") if name)
     else:
         found = _walk(root)
+    labs: dict[Path, bool] = {}
     for path in found:
         is_text = path.suffix in SUFFIXES and path.is_file() and not path.is_symlink()
-        if is_text and path.stat().st_size <= MOST_FILE_BYTES:
+        if is_text and not _is_in_lab(path.parent, root, labs) and path.stat().st_size <= MOST_FILE_BYTES:
             yield path
+
+
+def _is_in_lab(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
+    """Return whether a folder lies in a lab: what is in there is results, and the address with the owner's token."""
+    if folder not in known:
+        is_lab = (folder / ".lock").exists() and (folder / "token").exists()
+        known[folder] = is_lab or (folder != root and _is_in_lab(folder.parent, root, known))
+    return known[folder]
 
 
 def _walk(root: Path) -> Iterator[Path]:

@@ -123,6 +123,18 @@ def test_git_says_what_belongs_to_a_project(project, monkeypatch):
     assert list_names(pack_code(find_root(source), source)) == ["configs/grid.yaml", "model.py"]
 
 
+def test_a_lab_in_the_project_is_no_code_and_its_token_stays_at_home(project):
+    (project / "lab" / "e1").mkdir(parents=True)
+    for name in (".lock", "token", "server.json", "e1/result.json"):
+        (project / "lab" / name).write_text("secret")
+    source = project / "configs" / "grid.yaml"
+    assert list_names(pack_code(project, source)) == ["configs/grid.yaml", "model.py"]
+    (project / ".gitignore").write_text("venv/\nruns/\n")
+    for words in (["init", "-q"], ["config", "core.excludesFile", "/dev/null"]):
+        subprocess.run(["git", "-C", project, *words], check=True)
+    assert list_names(pack_code(project, source)) == ["configs/grid.yaml", "model.py"]
+
+
 def test_without_git_the_working_directory_is_the_project_or_else_the_folder_of_the_file(project, monkeypatch):
     source = project / "configs" / "grid.yaml"
     monkeypatch.chdir(project)
