@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import secrets
 import time
+from collections import Counter
 from pathlib import Path
 
 from fulltilt.lab.records import Attempt, Event, Experiment, Node, Token, Work
@@ -76,7 +77,10 @@ class MemoryStore:
     def set_priority(self, experiment, priority):
         self.experiments[experiment] = dataclasses.replace(self.experiments[experiment], priority=priority)
 
-    def read_experiments(self, *, states=None, id=None, owner=None, sweep=None, limit=None, offset=0):
+    def read_experiments(
+        self, *, states=None, id=None, owner=None, sweep=None, unchanged_since_s=None, limit=None, offset=0
+    ):
+        changed_s = {event.experiment: event.time_s for event in self.events}
         found = [
             self._complete(each)
             for each in self.experiments.values()
@@ -84,6 +88,7 @@ class MemoryStore:
             and owner in (None, each.owner)
             and sweep in (None, each.sweep)
             and (states is None or each.state in states)
+            and (unchanged_since_s is None or changed_s[each.id] < unchanged_since_s)
         ]
         if states is not None:
             found.sort(key=lambda each: -each.priority)
@@ -104,6 +109,9 @@ class MemoryStore:
     def count_states(self, *, sweep=None):
         found = [each.state for each in self.experiments.values() if sweep in (None, each.sweep)]
         return {state: found.count(state) for state in set(found)}
+
+    def count_queued(self):
+        return dict(Counter(each.owner for each in self.experiments.values() if each.state == "queued"))
 
     def read_events(self, *, after=0, experiment=None, limit=None):
         found = [e for e in self.events if e.seq > after and experiment in (None, e.experiment)]
@@ -131,6 +139,10 @@ class MemoryStore:
         mine = [artefact for (id, *_), artefact in self.artefacts.items() if id == experiment]
         return sorted(mine, key=lambda artefact: -artefact.attempt)
 
+    def read_digests(self):
+        code = {work.code.digest for work in self.works.values() if work.code}
+        return code | {artefact.digest for artefact in self.artefacts.values()}
+
     def meet_node(self, node: Node):
         old = self.nodes.get(node.name)
         kept = {"n_bad": old.n_bad, "last_bad": old.last_bad} if old else {}
@@ -146,6 +158,13 @@ class MemoryStore:
     def add_token(self, token, *, role, label, lasts_s, is_single_use):
         ends_s = None if lasts_s is None else time.time() + lasts_s
         self.tokens[token] = (Token(role=role, label=label), ends_s, is_single_use)
+
+    def read_tokens(self):
+        return [
+            {"role": found.role, "label": found.label, "expires_s": ends_s}
+            for found, ends_s, _ in self.tokens.values()
+            if ends_s is None or ends_s > time.time()
+        ]
 
     def find_token(self, token):
         found, ends_s, is_single_use = self.tokens.get(token, (None, None, False))

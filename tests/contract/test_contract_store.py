@@ -8,6 +8,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -219,8 +220,27 @@ def test_a_token_for_one_use_works_once_and_an_old_one_not_at_all(store):
     assert [found and found.label for found in map(store.find_token, ("read", "read", "gone", "?"))] == [
         "kim", "kim", None, None,
     ]  # fmt: skip
+    found = [(each["label"], each["role"], each["expires_s"] is None) for each in store.read_tokens()]
+    assert found == [("kim", "read", True)], "neither the used one nor the old one, and no token"
     assert store.remove_tokens("kim") == 2
     assert store.find_token("read") is None
+
+
+def test_who_waits_what_did_not_change_since_and_which_files_count_is_known(store, monkeypatch):
+    code = Code(digest="c" * 64, root="/somewhere", entry="grid.yaml")
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 1000.0)
+        old, touched, gone = add(store, 3, owner="ann", code=code)
+        store.advance("drop", read(store, gone).newest)
+    store.advance("hold", read(store, touched).newest)
+    assert store.count_queued()["ann"] == 1
+    assert [each.id for each in store.read_experiments(owner="ann", unchanged_since_s=1001.0)] == [old, gone]
+    assert [each.id for each in store.read_experiments(states=OVER, unchanged_since_s=1001.0)] == [gone]
+    assert not store.read_experiments(unchanged_since_s=1000.0)
+    store.add_artefacts(Attempt(experiment=old, number=1), [Artefact(name="a", digest="a" * 64, n_bytes=1)])
+    found = store.read_digests()
+    assert {"a" * 64, "c" * 64} <= found
+    assert None not in found, "what was submitted without code"
 
 
 def test_code_and_configuration_of_an_experiment_are_those_it_was_submitted_with(store):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import runpy
 import signal
 import sqlite3
 import subprocess
@@ -14,14 +15,19 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import httpx2 as httpx
 import pytest
 
 from fulltilt.cli import run_command
+from fulltilt.lab.records import Attempt, Point
+from fulltilt.lab.serving import find_server
 from fulltilt.lab.states import ARROWS, LIVE
 from fulltilt.lab.store import open_store
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 STAND_IN = Path(__file__).parents[1] / "unit" / "lab" / "run_stand_in_lab.py"
+STAND_IN_SERVER = STAND_IN.with_name("run_stand_in_server.py")
+APP = Path(__file__).parents[2] / "app.py"
 FULLTILT = (sys.executable, "-m", "fulltilt", "lab")
 PATIENCE_S = 600  # ends what hangs
 
@@ -271,3 +277,141 @@ def test_killed_at_any_moment_with_real_trainings(tmp_path):
         n_kills=20,
         longest_s=15.0,
     )
+
+
+@contextlib.contextmanager
+def serve(*command: object, folder: Path):
+    """A server of the folder in a process of its own, and where it is reached."""
+    process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process, wait_for(lambda: find_server(folder), process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+
+
+def serve_stand_in(folder: Path, *, n_devices: int = 2):
+    return serve(sys.executable, STAND_IN_SERVER, folder, 30, n_devices, folder=folder)
+
+
+def count_states(folder: Path) -> dict[str, int]:
+    with contextlib.closing(open_store(folder)) as store:
+        return store.count_states()
+
+
+@pytest.mark.slow
+def test_a_backup_of_a_running_queue_goes_on_elsewhere_and_nothing_is_missing(tmp_path, monkeypatch, capfd):
+    (tmp_path / "grid.yaml").write_text("lr: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]\n")
+    (folder := tmp_path / "lab").mkdir()
+    new = tmp_path / "new"
+    monkeypatch.setenv("STAND_IN_STEPS", "100")
+    with serve_stand_in(folder) as (process, _):
+        assert run_command(["lab", "submit", str(tmp_path / "grid.yaml"), "--lab", str(folder)]) == 0
+        wait_for(lambda: {"succeeded", "running"} <= {*count_states(folder)}, process)
+        assert run_command(["lab", "backup", str(tmp_path / "lab.tar"), "--lab", str(folder)]) == 0
+        assert "6 experiments and " in capfd.readouterr().out
+        wait_for(lambda: count_states(folder) == {"succeeded": 6}, process)
+    assert run_command(["lab", "restore", str(tmp_path / "lab.tar"), "--lab", str(new)]) == 0
+    assert "what ran then is queued again" in capfd.readouterr().out
+    before = {id: entry for id, entry in list_experiments(new).items() if entry["state"] == "succeeded"}
+    assert 0 < len(before) < 6
+    with serve_stand_in(new) as (process, _):
+        wait_for(lambda: count_states(new) == {"succeeded": 6}, process)
+    after = list_experiments(new)
+    assert all(entry["metrics"] == {"loss": 1 / 100, "steps": 100} for entry in after.values())
+    assert all(after[id] == before[id] for id in before), "what was done is not done again"
+    assert_whole(new, 6)
+    lines = [json.loads(line) for line in (new / "server.log").read_text().splitlines()]
+    told = [(line["experiment"], line["state"]) for line in lines if line["event"] == "state"]
+    assert len(set(told)) == len(told) == 4 * (6 - len(before)), "each change of state once"
+    assert (lines[0]["event"], lines[-1]["event"]) == ("started", "ended")
+
+
+@pytest.mark.slow
+def test_tokens_work_from_elsewhere_and_are_in_no_output(tmp_path, monkeypatch, capfd):
+    (tmp_path / "grid.yaml").write_text("lr: [0.1, 0.666]\n")
+    (folder := tmp_path / "lab").mkdir()
+    (folder / "token").write_text("canary-of-the-owner\n")
+    outputs = []
+
+    def call(*words: str, at: tuple[str, ...] = ("--lab", str(folder)), code: int = 0) -> str:
+        assert run_command(["lab", *words, *at]) == code
+        said = capfd.readouterr()
+        if words[:2] != ("token", "create"):
+            outputs.append((said.out + said.err).encode())
+        return said.out + said.err
+
+    with serve_stand_in(folder) as (process, address):
+        tokens = {role: call("token", "create", "--role", role, "--quiet").strip() for role in ("read", "submit")}
+        elsewhere = ("--url", address.url, "--lab", str(tmp_path / "none"))
+        monkeypatch.setenv("FULLTILT_LAB_TOKEN", tokens["submit"])
+        call("submit", str(tmp_path / "grid.yaml"), at=elsewhere)
+        monkeypatch.setenv("FULLTILT_LAB_TOKEN", tokens["read"])
+        assert "a token for 'read' may not do this" in call("cancel", "e1", at=elsewhere, code=2)
+        wait_for(lambda: count_states(folder) == {"succeeded": 1, "failed": 1}, process)
+        for words in (
+            ("list",),
+            ("list", "--json", "-"),
+            ("show", "e1"),
+            ("show", "e2", "--json", "-"),
+            ("export", "-"),
+        ):
+            call(*words, at=elsewhere)
+        scraped = httpx.get(f"{address.url}/metrics", headers={"Authorization": f"Bearer {tokens['read']}"})
+        assert 'fulltilt_lab_attempts_ended_total{outcome="succeeded"} 1.0' in scraped.text
+        assert httpx.get(f"{address.url}/metrics", headers={"Authorization": "Bearer canary-guess"}).status_code == 401
+        listed = call("token", "list").splitlines()
+        assert (listed[0], len(listed)) == ("2 tokens beside the owner's", 3)
+        call("token", "remove", listed[1].partition(":")[0])
+        assert "the token is not known" in call("list", at=elsewhere, code=2)
+        call("backup", str(tmp_path / "lab.tar"))
+    outputs += [scraped.content, (tmp_path / "lab.tar").read_bytes()]
+    outputs += [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path != folder / "token"]
+    for secret in (*tokens.values(), "canary"):
+        assert not any(secret.encode() in output for output in outputs)
+    assert b'"refused", "route": "GET /metrics", "status": 401' in (folder / "server.log").read_bytes()
+
+
+def test_prune_names_what_it_would_remove_and_then_removes_it(tmp_path, capfd):
+    points = [Point(values={"optim.lr": n}, config={}, digest=str(n)) for n in range(2)]
+    with contextlib.closing(open_store(tmp_path, create=True)) as store:
+        store.add("/somewhere/grid.yaml", points, [])
+        store.advance("drop", Attempt(experiment="e1", number=0))
+
+    def prune(*words: str, code: int = 0) -> str:
+        assert run_command(["lab", "prune", *words, "--lab", str(tmp_path)]) == code
+        return "".join(capfd.readouterr())
+
+    assert prune("--older-than", "1h").startswith("0 experiments are removed")
+    assert prune("--older-than", "1ms", "--dry-run") == "1 experiments would be removed\ne1\n"
+    assert prune("--older-than", "1ms", "--state", "failed", "succeeded").startswith("0 experiments are removed")
+    assert count_states(tmp_path) == {"cancelled": 1, "queued": 1}
+    assert prune("--older-than", "1ms", "--state", "cancelled").startswith("1 experiments are removed")
+    assert count_states(tmp_path) == {"queued": 1}
+    assert "is not a duration" in prune("--older-than", "soon", code=2)
+
+
+def test_the_guides_server_without_devices_serves(tmp_path):
+    folder = tmp_path / "lab"
+    command = (sys.executable, APP, "--server-only", "--port", "0", "--lab", folder)
+    with serve(*command, folder=folder) as (process, address):
+        assert httpx.get(f"{address.url}/healthz").json() == {"status": "ok"}
+        nodes = httpx.get(f"{address.url}/api/nodes", headers={"Authorization": f"Bearer {address.token}"}).json()
+        assert nodes == {"nodes": []}
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--port 9000", "lab serve --port 9000"),
+        ("--server-only --host 0.0.0.0", "lab serve --devices none --host 0.0.0.0"),
+        ("--client-only --url http://server:8000 --join-token T", "lab work --url http://server:8000 --join-token T"),
+    ],
+)
+def test_the_guides_app_is_a_door_to_the_commands(monkeypatch, words, expected):
+    given = []
+    monkeypatch.setattr("fulltilt.cli.main", given.append)
+    monkeypatch.setattr(sys, "argv", [str(APP), *words.split()])
+    runpy.run_path(str(APP), run_name="__main__")
+    assert given == [expected.split()]

@@ -12,8 +12,9 @@ from fulltilt.engine.interrupt import catch_signals
 from fulltilt.errors import UsageError
 from fulltilt.lab.executors import Executor
 from fulltilt.lab.executors.local import LocalExecutor
+from fulltilt.lab.lab import RUNNER_LOGS
 from fulltilt.lab.server.app import LOOPBACK
-from fulltilt.lab.serving import RUNNER_LOGS, Tls, open_lab, serve
+from fulltilt.lab.serving import Tls, open_lab, serve
 from fulltilt.records.run_folder import hold_folder
 
 TURN_S = 0.5
@@ -21,7 +22,8 @@ TURN_S = 0.5
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM; what runs goes on, and the next server finds it."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
+    (screen := logging.StreamHandler(sys.stderr)).setLevel(logging.WARNING)  # the rest goes to server.log
+    logging.basicConfig(handlers=[screen], format="%(asctime)s %(name)s %(message)s")
     folder, console = Path(args.lab), build_console(is_screen=True)
     tls = _read_tls(args)
     executors: list[Executor] = []

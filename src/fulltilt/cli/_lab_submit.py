@@ -27,8 +27,9 @@ from fulltilt.lab import listing
 from fulltilt.lab.client import Client, connect
 from fulltilt.lab.dry_run import run_dry
 from fulltilt.lab.executors.local import LocalExecutor
+from fulltilt.lab.lab import RUNNER_LOGS
 from fulltilt.lab.points import Grid, read_grid
-from fulltilt.lab.serving import RUNNER_LOGS, find_server, open_lab, serve
+from fulltilt.lab.serving import find_server, open_lab, serve
 from fulltilt.records.run_folder import hold_folder
 from fulltilt.report import format_duration
 

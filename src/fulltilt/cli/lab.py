@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fulltilt.cli._lab_keep import add_actions, run_backup, run_prune, run_restore, run_token
 from fulltilt.cli._shared import add_config_arguments, build_console, print_result, write_json
 from fulltilt.errors import RunFolderError, StorageError, UsageError, strip_control_codes
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LAB = "runs/lab"
 FOLLOW_S = 0.5
-NEEDED = ("sqlalchemy", "alembic", "fastapi", "uvicorn", "httpx2", "fsspec", "jinja2")
+NEEDED = ("sqlalchemy", "alembic", "fastapi", "uvicorn", "httpx2", "fsspec", "jinja2", "prometheus_client")
 ONE = {
     "show": "all that is known of an experiment: attempts, events, configuration, files",
     "logs": "what the training of an experiment printed, all attempts",
@@ -70,14 +71,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.add_argument("id", metavar="ID", help="of the experiment, as fulltilt lab list names it")
     one["logs"].add_argument("-f", "--follow", action="store_true", help="go on as it prints, until it is over")
     one["priority"].add_argument("value", type=int, metavar="N", help="from -1000 to 1000")
-    for action in (submit, listing, *(action for name, action in one.items() if name != "logs")):
-        action.add_argument("--json", metavar="F", help="write the experiments as JSON; -: to stdout")
-    for action in (submit, serve, listing, export, *one.values()):
+    speaking, local = add_actions(actions)
+    for action in (submit, listing, *speaking, *(action for name, action in one.items() if name != "logs")):
+        action.add_argument("--json", metavar="F", help="write what there is to say as JSON; -: to stdout")
+    for action in (submit, serve, listing, export, *speaking, *local, *one.values()):
         action.add_argument(
             "--lab", metavar="DIR", default=DEFAULT_LAB, help=f"the lab's folder (default {DEFAULT_LAB})"
         )
-    for action in (submit, listing, export, *one.values()):
-        action.add_argument("--url", metavar="U", help="a lab on another machine; its token in FULLTILT_LAB_TOKEN")
+    for action in (submit, listing, export, *speaking, *one.values()):
+        action.add_argument(
+            "--url",
+            metavar="U",
+            help="a lab on another machine; the environment's FULLTILT_LAB_TOKEN holds a token of it, as fulltilt lab "
+            "token create makes one there",
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
             from fulltilt.cli._lab_submit import run_submit
 
             return run_submit(args)
+        if args.action in LOCAL:
+            return LOCAL[args.action](args)
         from fulltilt.lab.client import connect
 
         with connect(Path(args.lab), address=find_address(args)) as client:
@@ -231,4 +240,7 @@ ACTIONS: dict[str, Callable[[argparse.Namespace, Client], int]] = {
     "show": _run_show,
     "logs": _run_logs,
     "export": _run_export,
+    "token": run_token,
+    "prune": run_prune,
 }
+LOCAL: dict[str, Callable[[argparse.Namespace], int]] = {"backup": run_backup, "restore": run_restore}

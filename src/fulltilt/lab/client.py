@@ -15,9 +15,10 @@ import httpx2 as httpx
 from fulltilt.errors import RunFolderError, UsageError
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.executors.local import LocalExecutor
+from fulltilt.lab.lab import RUNNER_LOGS
 from fulltilt.lab.runner.order import Order
 from fulltilt.lab.server.app import build_app
-from fulltilt.lab.serving import ADDRESS, RUNNER_LOGS, Address, find_server, open_lab
+from fulltilt.lab.serving import ADDRESS, Address, find_server, open_lab
 from fulltilt.lab.snapshot import find_root, pack_code
 from fulltilt.records.run_folder import hold_folder
 

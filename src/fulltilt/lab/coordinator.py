@@ -18,12 +18,14 @@ from fulltilt.lab.runner.order import Order
 from fulltilt.lab.scheduling.ends import End
 from fulltilt.lab.scheduling.order import Room, Start, plan_starts
 from fulltilt.lab.scheduling.retries import is_barred
+from fulltilt.lab.server_log import tell
 from fulltilt.lab.settling import finalize, settle
 from fulltilt.lab.states import LIVE, OWNED
 from fulltilt.lab.store import StaleAttemptError, compute_digest
 
 TURN_S = 0.25
 PAUSE_S = 1.0  # after a turn that failed
+TOLD_AT_ONCE = 1000  # changes of state in a turn
 LOOKED_AT = 64  # queued experiments of an owner in a turn, beyond those that fit now
 GONE = End(outcome="lost", reason="its process is gone, and nobody saw its end")
 ENDED_WITH_SERVER = End(outcome="preempted", reason="its server was gone")
@@ -51,13 +53,16 @@ class Coordinator:
         self._asked_s: dict[Attempt, float] = {}  # when what shall end was told to
         self._is_over = threading.Event()
         self.is_draining = False  # starts nothing any more
+        self._told = lab.store.read_last_event()
         self._inherited = {each.newest for each in lab.store.read_experiments(states=LIVE)}
 
     def run(self) -> None:
         """Take turns until ``stop``."""
         while not self._is_over.is_set():
             try:
-                self.turn()
+                with self._lab.metrics.turn_s.time():
+                    self.turn()
+                self._tell_changes()
             except StorageError as error:  # the disk is full, or the database is away: nothing is lost, all waits
                 logger.warning("the queue waits: %s", error)
                 self._is_over.wait(PAUSE_S)
@@ -66,6 +71,8 @@ class Coordinator:
                 self._is_over.wait(PAUSE_S)
             self._lab.woken.wait(TURN_S)
             self._lab.woken.clear()
+        with contextlib.suppress(StorageError):
+            self._tell_changes()
 
     def stop(self) -> None:
         self._is_over.set()
@@ -99,6 +106,15 @@ class Coordinator:
         """Ask every live attempt to save and end, or end it at once; it is queued again."""
         for experiment in self._lab.store.read_experiments(states=LIVE):
             self._executors[experiment.engine or ""].cancel(experiment, is_urgent=is_urgent)
+
+    def _tell_changes(self) -> None:
+        """Write to the log which states have changed since the last call, by whomever."""
+        self._told = min(self._told, self._lab.store.read_last_event())  # the newest may have been removed
+        for event in self._lab.store.read_events(after=self._told, limit=TOLD_AT_ONCE):
+            said = {"experiment": event.experiment, "attempt": event.attempt, "arrow": event.arrow}
+            told = tell("state", **said, state=event.state)
+            logger.info("%s is %s", event.experiment, event.state, extra=told)
+            self._told = event.seq
 
     def _end_expired(self, live: Sequence[Experiment]) -> None:
         expired = set(self._lab.leases.turn(experiment.newest for experiment in live))
@@ -174,6 +190,8 @@ class Coordinator:
         try:
             ref = executor.submit(attempt, self._write_order(token, mark, start.node), start.node, start.devices)
         except RefusedError as error:
+            told = tell("engine_refused", experiment=attempt.experiment, attempt=attempt.number, engine=executor.name)
+            logger.warning("%s is refused by %s: %s", attempt.experiment, executor.name, error, extra=told)
             settle(self._lab, attempt, End(outcome="infra_refused", reason=str(error)))
             return
         self._lab.store.note(attempt, ref=ref)

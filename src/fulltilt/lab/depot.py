@@ -35,11 +35,19 @@ class Depot:
     def has(self, digest: str) -> bool:
         return self._system.exists(self._place(digest))
 
+    def claim(self, digest: str) -> bool:
+        """Return whether a file is there; one that is counts as new from now on (``list_older``)."""
+        is_there = self.has(digest)
+        if is_there and self._folder is not None:
+            with contextlib.suppress(OSError):  # gone just now, or another user's
+                os.utime(self._place(digest))
+        return is_there
+
     def put(self, path: Path) -> str:
         """Store a file and return its digest. It must not be written to later; replacing it is fine."""
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            if self.has(digest):
+            if self.claim(digest):
                 return digest
             place = Path(self._place(digest))
             if self._folder is not None and os.fstat(stream.fileno()).st_size >= LINK_BYTES:
@@ -118,6 +126,15 @@ class Depot:
         """Remove a stored file; one that is gone already is no error."""
         with contextlib.suppress(FileNotFoundError):
             self._system.rm(self._place(digest))
+
+    def list_older(self, before_s: float) -> list[str]:
+        """Return the digests of the files that were stored, or claimed, before a Unix time."""
+        found = {path.rpartition("/")[2]: path for path in self._system.find(self._root)}
+        return [
+            name
+            for name, path in found.items()
+            if DIGEST.fullmatch(name) and self._system.modified(path).timestamp() < before_s
+        ]
 
     def _place(self, digest: str) -> str:
         if not DIGEST.fullmatch(digest):

@@ -5,9 +5,12 @@ import threading
 from pathlib import Path
 
 from fulltilt.lab.depot import Depot
+from fulltilt.lab.metrics import Metrics
 from fulltilt.lab.records import Attempt
 from fulltilt.lab.scheduling.leases import Leases, Term
 from fulltilt.lab.store import Store
+
+LOCAL, RUNNER_LOGS = "local", "runners"  # in the folder: what trainings of this machine write, what runners say
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -26,6 +29,7 @@ class Lab:
     term: Term
     wishes: dict[Attempt, str] = dataclasses.field(default_factory=dict)
     woken: threading.Event = dataclasses.field(default_factory=threading.Event)
+    metrics: Metrics = dataclasses.field(default_factory=Metrics)
 
     def wish(self, attempt: Attempt, wish: str) -> None:
         self.wishes[attempt] = wish

@@ -1,6 +1,7 @@
-"""Do what people ask of a lab: submit, cancel, pause, resume, retry, priorities, remove."""
+"""Do what people ask of a lab: submit, cancel, pause, resume, retry, priorities, remove, and make tokens."""
 
 import hashlib
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from fulltilt.lab.store import StaleAttemptError
 from fulltilt.records.run_folder import write_atomic
 
 PRIORITIES = range(-1000, 1001)
+JOIN_S = 600.0  # a token to join is for now, and for one machine
 N_TRIES = 20  # against a coordinator that moves the same experiment
 
 
@@ -118,6 +120,20 @@ def release_node(lab: Lab, name: str) -> None:
         raise UsageError(f"there is no machine {name!r}; the page of machines names them")
     lab.store.mark_node(name, n_bad=0, last_bad=None)
     lab.woken.set()
+
+
+def make_token(lab: Lab, *, role: str, label: str, lasts_s: float | None = None) -> str:
+    """Make a token and return it: only its digest is stored, so nothing shows it a second time.
+
+    Args:
+        role: As in ``Token``; one to join works once, and for ten minutes.
+        label: Names it in lists and for its removal; several may have the same.
+        lasts_s: None: until it is removed.
+    """
+    token = secrets.token_urlsafe(24)
+    is_join = role == "join"
+    lab.store.add_token(token, role=role, label=label, lasts_s=JOIN_S if is_join else lasts_s, is_single_use=is_join)
+    return token
 
 
 def find(lab: Lab, id: str) -> Experiment:

@@ -60,6 +60,7 @@ def renew(lab: Lab, attempt: Attempt) -> str | None:
     """Renew the lease and return what somebody wants of the attempt. Writes nothing to the disk."""
     experiment = require_live(lab, attempt)
     lab.leases.renew(attempt)
+    lab.metrics.renewals.inc()
     return experiment.wish
 
 

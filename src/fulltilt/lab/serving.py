@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import platform
 import socket
 import threading
@@ -21,19 +22,21 @@ from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.depot import Depot
 from fulltilt.lab.executors import Executor
-from fulltilt.lab.lab import Lab
+from fulltilt.lab.lab import LOCAL, Lab
 from fulltilt.lab.records import Node
 from fulltilt.lab.runner.order import Order
 from fulltilt.lab.scheduling.leases import Leases, Term
 from fulltilt.lab.server.access import read_or_make_token
 from fulltilt.lab.server.app import LOOPBACK, build_app
+from fulltilt.lab.server_log import keep_log, tell
 from fulltilt.lab.store import open_store
 from fulltilt.records.run_folder import write_atomic
 
 ADDRESS, PORT = "server.json", "port"  # the former in the lab's folder, while it is served
-DEPOT, LOCAL, RUNNER_LOGS = "depot", "local", "runners"
+DEPOT = "depot"
 STARTUP_S = 30.0
 WILDCARDS = ("0.0.0.0", "::")
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +99,7 @@ def serve(
     """
     token = read_or_make_token(lab.folder)
     with (
+        keep_log(lab.folder),
         contextlib.closing(_listen(host, port or _read_port(lab.folder))) as listener,
         contextlib.closing(RealNvml()) as nvml,
     ):
@@ -124,7 +128,9 @@ def serve(
             versions = {"fulltilt": __version__, "python": platform.python_version()}
             lab.store.meet_node(Node(name=place.node, boot=read_boot(), versions=versions, devices=place.devices))
         with _run(app, _build_server(app, tls), listener, coordinator, lab.folder / ADDRESS, address):
+            logger.info("fulltilt %s serves at %s", __version__, address.url, extra=tell("started", url=address.url))
             yield address, coordinator
+        logger.info("the server has ended", extra=tell("ended"))
         for executor in executors:
             executor.close()
 

@@ -60,6 +60,7 @@ def _advance(lab: Lab, experiment: Experiment, end: End) -> None:
     outcome = CANCELLED[experiment.wish or ""] if is_wished else end.outcome
     noted = {"outcome": outcome, "reason": outcome if is_wished else end.reason, "metrics": dict(end.metrics)}
     lab.store.advance(sequel.arrow, attempt, delay_s=sequel.delay_s, n_lost=sequel.n_lost, ended_s=time.time(), **noted)
+    lab.metrics.ends.labels(outcome).inc()
     lab.leases.forget(attempt)
     lab.wishes.pop(attempt, None)
     for node in lab.store.read_nodes():

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 
 import httpx2 as httpx
 import pytest
 from fastapi.routing import APIRoute
+from prometheus_client.parser import text_string_to_metric_families
 
 from fulltilt.config import Config
 from fulltilt.lab.records import Artefact, Point
 from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.server.access import ROLES, read_or_make_token
 from fulltilt.lab.server.app import build_app
+from fulltilt.lab.server.metrics import MOST_OWNERS, OTHERS
+from fulltilt.lab.server_log import LOG, keep_log
 from fulltilt.lab.serving import open_lab
 from fulltilt.lab.store import StaleAttemptError
 
@@ -253,3 +257,87 @@ def test_the_owners_token_is_theirs_alone_and_the_same_tomorrow(tmp_path):
     assert len(token) > 30
     assert read_or_make_token(tmp_path) == token
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_token_is_shown_once_and_opens_what_its_role_may_until_it_is_removed(call):
+    made = call("POST", "/api/tokens", json={"role": "read", "label": "kim"}).json()
+    assert call("GET", "/api/experiments", made["token"]).status_code == 200
+    for path, body in (("/api/experiments/e1/cancel", {}), ("/api/tokens", {"role": "submit"}), ("/api/prune", {})):
+        assert call("POST", path, made["token"], json=body).status_code == 403
+    listed = call("GET", "/api/tokens")
+    assert [(each["label"], each["role"]) for each in listed.json()["tokens"]] == [("kim", "read")]
+    stored = b"".join(file.read_bytes() for file in call.lab.folder.iterdir() if file.is_file())
+    assert made["token"].encode() not in stored + listed.content
+    assert call("DELETE", "/api/tokens/kim").json() == {"n": 1}
+    assert call("GET", "/api/experiments", made["token"]).status_code == 401
+    assert "no token labelled 'kim'" in call("DELETE", "/api/tokens/kim").json()["error"]
+
+
+def test_a_token_to_join_works_once_and_for_ten_minutes(call, monkeypatch):
+    make = [call("POST", "/api/tokens", json={"role": "join"}).json() for _ in range(2)]
+    assert len({each["label"] for each in make}) == 2, "each has a name to be removed by"
+    (first, second), (listed, _) = (each["token"] for each in make), call("GET", "/api/tokens").json()["tokens"]
+    assert listed["expires_s"] - listed["created_s"] == pytest.approx(600, abs=1)
+    assert [call("GET", "/api/experiments", first).status_code for _ in range(2)] == [403, 401]
+    monkeypatch.setattr("time.time", lambda: listed["expires_s"] + 5)
+    assert call("GET", "/api/experiments", second).status_code == 401
+    assert call("GET", "/api/tokens").json() == {"tokens": []}
+
+
+@pytest.mark.parametrize("body", [{"role": "admin"}, {"role": "read", "label": "a/b"}, {"role": "read", "lasts_s": 0}])
+def test_a_token_that_makes_no_sense_is_refused(call, body):
+    assert call("POST", "/api/tokens", json=body).status_code == 422
+    assert call("GET", "/api/tokens").json() == {"tokens": []}
+
+
+def read_samples(text: str) -> dict[tuple[str, ...], float]:
+    found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {(each.name.removeprefix("fulltilt_lab_"), *each.labels.values()): each.value for each in found}
+
+
+def test_metrics_tell_states_ends_and_times_and_no_label_grows_with_what_people_send(call):
+    for n in range(MOST_OWNERS + 5):
+        point = Point(values={}, config={}, digest=f"of {n}")
+        call.lab.store.add("/somewhere/else.yaml", [point], [], owner=f"user {n}")
+    _, token = call.lease(1)
+    call("POST", "/runner/hello", token, json={"node": "n1", "pid": 1})
+    call("POST", "/runner/renew", token, json={"wait_s": 0})
+    call("POST", "/runner/finish", token, json={"outcome": "user_error", "reason": "no"})
+    for n in range(20):
+        call("GET", f"/api/experiments/e{n + 1}")
+        call("GET", f"/nowhere/{n}")
+        call("BREW", f"/api/experiments/e{n + 1}")
+    text = call("GET", "/metrics").text
+    found = read_samples(text)
+    assert (found["experiments", "failed"], found["experiments", "queued"]) == (1, 2 + MOST_OWNERS + 5)
+    assert (found["attempts_ended_total", "user_error"], found["lease_renewals_total",]) == (1, 1)
+    assert found["request_seconds_count", "GET /api/experiments/{id}", "200"] == 3 + MOST_OWNERS + 5
+    assert found["request_seconds_count", "none", "404"] == 20
+    assert (found["stale_leases",], found["has_room",], found["nodes", "barred"]) == (0, 1, 0)
+    assert 0 < found["disk_free_bytes",] < found["disk_total_bytes",]
+    owners = {key[1]: value for key, value in found.items() if key[0] == "queued"}
+    assert len(owners) == MOST_OWNERS + 1
+    assert sum(owners.values()) == 2 + MOST_OWNERS + 5
+    assert owners[OTHERS] == 6
+    assert "BREW" not in text
+    assert OWNER not in text
+    assert token not in text
+
+
+def test_refusals_are_in_the_log_a_line_each_and_no_token_is(call):
+    with keep_log(call.lab.folder):
+        call("GET", "/api/experiments", "a-guess")
+        call("GET", "/api/experiments/a-guess?token=a-guess", None)
+        call("POST", "/api/experiments/e1/cancel", headers={"origin": "http://evil.example"})
+        call("GET", "/api/experiments")
+    call("GET", "/api/experiments", None)
+    text = (call.lab.folder / LOG).read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [(line["event"], line["route"], line["status"]) for line in lines] == [
+        ("refused", "GET /api/experiments", 401),
+        ("refused", "GET /api/experiments/{id}", 401),
+        ("refused", "none", 403),
+    ]
+    assert all(line["time"].endswith("+00:00") and line["level"] == "info" for line in lines)
+    assert "a-guess" not in text
+    assert OWNER not in text

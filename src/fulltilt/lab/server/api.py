@@ -1,5 +1,7 @@
 """The routes of people and their commands: JSON in, JSON out."""
 
+import re
+import secrets
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
@@ -7,17 +9,18 @@ from pydantic import BaseModel, Field
 
 from fulltilt._version import __version__
 from fulltilt.errors import UsageError
-from fulltilt.lab import listing, operations
+from fulltilt.lab import listing, operations, retention
 from fulltilt.lab.lab import Lab, find_stream
 from fulltilt.lab.points import find_axes
 from fulltilt.lab.records import Attempt, Code, Token
 from fulltilt.lab.server.access import allow
 from fulltilt.lab.server.bodies import stream_file, write_body
-from fulltilt.lab.states import STATES
+from fulltilt.lab.states import OVER, STATES
 from fulltilt.records import VERSION
 
 router = APIRouter(prefix="/api")
 MOST_TEXT = 1 << 20  # characters of a configuration
+LABEL = re.compile(r"[\w.@-]{1,64}")
 LOG_BYTES = 1 << 20  # of a log in one answer
 ACTIONS = {
     "cancel": operations.cancel,
@@ -27,6 +30,7 @@ ACTIONS = {
 }
 Reader = Annotated[Token, Depends(allow("read"))]
 Submitter = Annotated[Token, Depends(allow("submit"))]
+Owner = Annotated[Token, Depends(allow("admin"))]
 
 
 class Submission(BaseModel):
@@ -41,6 +45,18 @@ class Submission(BaseModel):
 
 class Priority(BaseModel):
     priority: int
+
+
+class NewToken(BaseModel):
+    role: Literal["read", "submit", "join"]
+    label: str = Field(default="", max_length=100)
+    lasts_s: float | None = Field(default=None, gt=0)
+
+
+class Pruning(BaseModel):
+    older_than_s: float = Field(ge=0)
+    states: list[Literal[*OVER]] = Field(default=list(OVER), min_length=1)  # type: ignore[valid-type]
+    is_dry_run: bool = False
 
 
 @router.get("/status")
@@ -150,7 +166,7 @@ async def put_file(request: Request, token: Submitter, digest: str) -> dict[str,
 
 @router.head("/files/{digest}")
 def has_file(request: Request, token: Submitter, digest: str) -> Response:
-    return Response(status_code=200 if get_lab(request).depot.has(digest) else 404)
+    return Response(status_code=200 if get_lab(request).depot.claim(digest) else 404)
 
 
 @router.post("/sweeps")
@@ -215,6 +231,35 @@ def list_nodes(request: Request, token: Reader) -> dict[str, Any]:
             for node in lab.store.read_nodes()
         ]
     }
+
+
+@router.get("/tokens")
+def list_tokens(request: Request, token: Owner) -> dict[str, Any]:
+    return {"tokens": get_lab(request).store.read_tokens()}
+
+
+@router.post("/tokens")
+def make_token(request: Request, token: Owner, body: NewToken) -> dict[str, str]:
+    """Make a token: this answer is the only one that has it."""
+    label = body.label or f"{body.role}-{secrets.token_hex(3)}"
+    if not LABEL.fullmatch(label):
+        raise UsageError(f"{label!r} cannot name a token; use up to 64 letters, digits and . _ @ -")
+    made = operations.make_token(get_lab(request), role=body.role, label=label, lasts_s=body.lasts_s)
+    return {"token": made, "role": body.role, "label": label}
+
+
+@router.delete("/tokens/{label}")
+def remove_tokens(request: Request, token: Owner, label: str) -> dict[str, int]:
+    n = get_lab(request).store.remove_tokens(label)
+    if not n:
+        raise UsageError(f"there is no token labelled {label!r}; fulltilt lab token list names them")
+    return {"n": n}
+
+
+@router.post("/prune")
+def prune(request: Request, token: Owner, body: Pruning) -> dict[str, Any]:
+    found = {"older_than_s": body.older_than_s, "states": body.states, "is_dry_run": body.is_dry_run}
+    return retention.prune(get_lab(request), **found)
 
 
 def get_lab(request: Request) -> Lab:

@@ -13,7 +13,7 @@ from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.lab import Lab
 from fulltilt.lab.reception import FencedError
 from fulltilt.lab.scheduling.order import Room
-from fulltilt.lab.server import api, live, pages, runner_api
+from fulltilt.lab.server import api, live, metrics, pages, runner_api
 from fulltilt.lab.server.access import Gate, Patience, allow
 from fulltilt.lab.store import StaleAttemptError
 
@@ -44,6 +44,7 @@ def build_app(
     app.include_router(pages.router)
     app.include_router(live.router)
     app.include_router(runner_api.router)
+    app.include_router(metrics.router)
 
     @app.get("/healthz", dependencies=[Depends(allow("anyone"))])
     def read_health() -> dict[str, str]:
@@ -54,6 +55,7 @@ def build_app(
         app.add_exception_handler(kind, _build_handler(status))
     app.add_exception_handler(HTTPException, _answer_refusal)
     app.add_middleware(Gate, hosts=frozenset(host.lower() for host in hosts))
+    app.add_middleware(metrics.Watch, lab=lab)
     return app
 
 

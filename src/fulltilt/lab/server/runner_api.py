@@ -71,7 +71,7 @@ async def append(request: Request, attempt: Runner, name: str, offset: int) -> d
 
 @router.head("/files/{digest}")
 def has_file(request: Request, attempt: Runner, digest: str) -> Response:
-    return Response(status_code=200 if _get_lab(request).depot.has(digest) else 404)
+    return Response(status_code=200 if _get_lab(request).depot.claim(digest) else 404)
 
 
 @router.put("/files/{digest}")

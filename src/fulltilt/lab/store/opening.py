@@ -121,7 +121,7 @@ def _migrate(engine: sa.Engine, *, keep: Path | None = None) -> None:
         )
     is_old = version is not None or "experiment" in tables
     if keep is not None and is_old:
-        _copy(keep, keep.with_name(f"{keep.name}.before-{newest}"))
+        copy_database(keep, keep.with_name(f"{keep.name}.before-{newest}"))
     with engine.begin() as connection:
         settings.attributes["connection"] = connection
         if is_old and version is None:
@@ -129,7 +129,8 @@ def _migrate(engine: sa.Engine, *, keep: Path | None = None) -> None:
         command.upgrade(settings, "head")
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a database as it is at one moment, also while others write to it."""
     partial = target.with_name(f".{target.name}")
     with contextlib.closing(sqlite3.connect(source)) as old, contextlib.closing(sqlite3.connect(partial)) as new:
         old.backup(new)

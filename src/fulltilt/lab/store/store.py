@@ -164,11 +164,15 @@ class Store:
         id: str | None = None,
         owner: str | None = None,
         sweep: str | None = None,
+        unchanged_since_s: float | None = None,
         limit: int | None = None,
         offset: int = 0,
     ) -> tuple[Experiment, ...]:
         """Return experiments, oldest first; with ``states`` only those in them, highest priority first."""
         query = _select_experiments()
+        if unchanged_since_s is not None:  # Unix time
+            old = sa.select(EVENT.c.experiment).group_by(EVENT.c.experiment)
+            query = query.where(EXPERIMENT.c.id.in_(old.having(sa.func.max(EVENT.c.time_s) < unchanged_since_s)))
         for column, wanted in ((EXPERIMENT.c.owner, owner), (EXPERIMENT.c.sweep, sweep)):
             if wanted is not None:
                 query = query.where(column == wanted)
@@ -212,6 +216,12 @@ class Store:
             query = query.where(EXPERIMENT.c.sweep == sweep)
         with self._read() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
+
+    def count_queued(self) -> dict[str, int]:
+        """Return how many experiments of each owner are queued."""
+        query = sa.select(EXPERIMENT.c.owner, sa.func.count()).where(EXPERIMENT.c.state == "queued")
+        with self._read() as connection:
+            return {row[0]: row[1] for row in connection.execute(query.group_by(EXPERIMENT.c.owner))}
 
     def read_ids(self, source: Path | str, digests: Collection[str]) -> dict[str, str]:
         """Return the ids of stored points of a file: digest → id."""
@@ -283,6 +293,13 @@ class Store:
         with self._read() as connection:
             return [Artefact(**row) for row in connection.execute(query).mappings()]
 
+    def read_digests(self) -> set[str]:
+        """Return the digests of all files that something refers to: those of attempts, and code."""
+        code = EXPERIMENT.c.code["digest"].as_string()
+        with self._read() as connection:
+            files = connection.scalars(sa.select(ARTEFACT.c.digest).distinct())
+            return {*files, *connection.scalars(sa.select(code).where(code.is_not(None)).distinct())}
+
     # Nodes and tokens
 
     def meet_node(self, node: Node) -> bool:
@@ -312,6 +329,7 @@ class Store:
         row = {"digest": compute_digest(token), "role": role, "label": label, "created_s": time.time()}
         row |= {"expires_s": lasts_s and time.time() + lasts_s, "is_single_use": int(is_single_use)}
         with self._write() as connection:
+            connection.execute(sa.delete(TOKEN).where(TOKEN.c.expires_s < time.time()))
             connection.execute(sa.insert(TOKEN), row)
 
     def find_token(self, token: str) -> Token | None:
@@ -326,6 +344,14 @@ class Store:
                 if connection.execute(sa.delete(TOKEN).where(at)).rowcount != 1:
                     return None
         return Token(role=row.role, label=row.label)
+
+    def read_tokens(self) -> list[dict[str, Any]]:
+        """Return role, label and times of the tokens that have not expired, oldest first."""
+        wanted = (TOKEN.c.role, TOKEN.c.label, TOKEN.c.created_s, TOKEN.c.expires_s)
+        is_good = TOKEN.c.expires_s.is_(None) | (TOKEN.c.expires_s > time.time())
+        with self._read() as connection:
+            rows = connection.execute(sa.select(*wanted).where(is_good).order_by(TOKEN.c.created_s)).mappings()
+            return [dict(row) for row in rows]
 
     def remove_tokens(self, label: str) -> int:
         with self._write() as connection:
