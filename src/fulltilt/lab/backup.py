@@ -51,14 +51,16 @@ def write_backup(folder: Path, target: Path) -> dict[str, Any]:
     ):
         copy = Path(staging) / DATABASE
         written: set[str] = set()
-        missing = before = None
-        while missing is None or (missing and missing != before):  # old checkpoints go away while this reads
-            before = missing
+        before: set[str] | None = None
+        while True:
             copy_database(database, copy)
             with contextlib.closing(open_store(copy.parent)) as store:
                 wanted, states = store.read_digests(), store.count_states()
             missing = {digest for digest in wanted - written if not _add(tar, *_place(folder, digest))}
             written |= wanted - missing
+            if not missing or missing == before:  # old checkpoints go away while this reads
+                break
+            before = missing
         for path in _list_kept(folder):
             _add(tar, path, str(path.relative_to(folder)))
         _add(tar, copy, DATABASE)

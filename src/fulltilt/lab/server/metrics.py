@@ -7,7 +7,7 @@ only the first few have a name.
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -89,8 +89,9 @@ class Watch:
 def _name_route(scope: Scope) -> str:
     """Return the route of a request as it is written in the code; what has none is ``none``."""
     route = scope.get("route")
-    is_ours = route is not None and scope["method"] in (getattr(route, "methods", None) or ())
-    return f"{scope['method']} {route.path}" if is_ours else "none"
+    if route is None or scope["method"] not in (getattr(route, "methods", None) or ()):
+        return "none"
+    return f"{scope['method']} {route.path}"
 
 
 def _name_few(counts: dict[str, int]) -> dict[str, int]:
@@ -100,7 +101,7 @@ def _name_few(counts: dict[str, int]) -> dict[str, int]:
     return named | ({OTHERS: sum(counts[owner] for owner in owners[MOST_OWNERS:])} if len(owners) > MOST_OWNERS else {})
 
 
-def _build(name: str, said: str, label: str, values: dict[str, float]) -> Metric:
+def _build(name: str, said: str, label: str, values: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(f"fulltilt_lab_{name}", said, labels=[label] if label else [])
     for key, value in values.items():
         family.add_metric([key] if label else [], value)
