@@ -359,6 +359,7 @@ def test_tokens_work_from_elsewhere_and_are_in_no_output(tmp_path, monkeypatch, 
             call(*words, at=elsewhere)
         scraped = httpx.get(f"{address.url}/metrics", headers={"Authorization": f"Bearer {tokens['read']}"})
         assert 'fulltilt_lab_attempts_ended_total{outcome="succeeded"} 1.0' in scraped.text
+        assert "fulltilt_lab_turn_seconds_count 0.0" not in scraped.text
         assert httpx.get(f"{address.url}/metrics", headers={"Authorization": "Bearer canary-guess"}).status_code == 401
         listed = call("token", "list").splitlines()
         assert (listed[0], len(listed)) == ("2 tokens beside the owner's", 3)

@@ -206,3 +206,20 @@ def test_while_the_disk_is_full_nothing_starts_and_what_ends_is_settled(bench, m
     monkeypatch.undo()
     bench.turn()
     assert bench.state("e2") == "leased"
+
+
+def test_every_change_of_state_is_told_to_the_log_once_and_so_is_what_an_engine_refuses(bench, caplog):
+    caplog.set_level("INFO", logger="fulltilt.lab")
+    bench.add(1)
+    bench.engine.refuses = True
+    bench.turn()
+    for _ in range(2):
+        bench.coordinator._tell_changes()
+    told = [(record.event, record.levelname, record.fields) for record in caplog.records]
+    assert told[0] == ("engine_refused", "WARNING", {"experiment": "e1", "attempt": 1, "engine": "engine"})
+    changes = [(event, fields["attempt"], fields["arrow"], fields["state"]) for event, _, fields in told[1:]]
+    assert changes == [
+        ("state", 0, "submit", "queued"),
+        ("state", 1, "lease", "leased"),
+        ("state", 1, "back_off", "backoff"),
+    ]
