@@ -61,12 +61,23 @@ def own_tmpdir(tmp_path_factory, monkeypatch):
     return folder
 
 
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory):
+    """A real Slurm, for all tests of a process."""
+    from tests.slurm_cluster import find_missing, run_slurm
+
+    if missing := find_missing():
+        pytest.skip(f"needs slurm-wlm and munge; there is no {', '.join(missing)}")
+    with run_slurm(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
+
+
 REAL = {
     "clock": ("host", "cuda"),
     "nvml": ("real",),
     "target": ("process",),
     "store": ("sqlite", "postgresql"),
-    "executor": ("local",),
+    "executor": ("local", "slurm"),
 }
 """Contract suite → the ids of its parameters that stand for the real thing; the others are its fakes."""
 

@@ -5,7 +5,9 @@ import logging
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fulltilt.cli._shared import build_console, print_result
 from fulltilt.engine.interrupt import catch_signals
@@ -13,6 +15,7 @@ from fulltilt.errors import UsageError
 from fulltilt.lab.executors import Executor
 from fulltilt.lab.executors.local import LocalExecutor
 from fulltilt.lab.lab import RUNNER_LOGS
+from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.server.app import LOOPBACK
 from fulltilt.lab.serving import Tls, open_lab, serve
 from fulltilt.records.run_folder import hold_folder
@@ -26,25 +29,43 @@ def run_serve(args: argparse.Namespace) -> int:
     logging.basicConfig(handlers=[screen], format="%(asctime)s %(name)s %(message)s")
     folder, console = Path(args.lab), build_console(is_screen=True)
     tls = _read_tls(args)
-    executors: list[Executor] = []
-    if args.devices != "none":
-        pool = _read_pool(args.devices)
-        executors.append(LocalExecutor(pool, logs=folder / RUNNER_LOGS, is_lasting=True))
+    executors = ENGINES[args.engine](args, folder / RUNNER_LOGS)
     with (
         hold_folder(folder),
         open_lab(folder, database=args.database, depot=args.depot, create=True) as lab,
         serve(lab, executors, host=args.host, port=args.port, names=args.allow_host, tls=tls) as (address, coordinator),
         catch_signals((signal.SIGINT, signal.SIGTERM)) as stop,
     ):
-        devices = ", ".join(device for room in coordinator.read_rooms() for device in room.free)
-        print_result(console, f"the lab {folder} is served at {address.url}; devices here: {devices or 'none'}")
+        devices = _describe_devices(args.engine, coordinator.read_rooms())
+        print_result(console, f"the lab {folder} is served at {address.url}; {devices}")
         secret = f"#{address.token}" if console.is_terminal else f", with the token in {folder / 'token'}"
+        if args.engine != "local" and urlsplit(address.url).hostname in LOOPBACK:
+            console.print("other machines cannot reach it there: --host gives an address that they can", soft_wrap=True)
         console.print(f"in a browser: {address.url}/login{secret}", soft_wrap=True)  # a log keeps no token
         console.print(f"for commands here: fulltilt lab submit CONFIG --lab {folder}", soft_wrap=True)
         while not stop:
             time.sleep(TURN_S)
     console.print("stopped; what runs goes on, and fulltilt lab serve finds it again")
     return 0
+
+
+def _describe_devices(engine: str, rooms: Sequence[Room]) -> str:
+    if engine == "local":
+        return f"devices here: {', '.join(device for room in rooms for device in room.free) or 'none'}"
+    return f"devices by {engine}: {sum(room.n_devices for room in rooms)} on {len(rooms)} machines"
+
+
+def _build_local(args: argparse.Namespace, logs: Path) -> list[Executor]:
+    return [] if args.devices == "none" else [LocalExecutor(_read_pool(args.devices), logs=logs, is_lasting=True)]
+
+
+def _build_slurm(args: argparse.Namespace, logs: Path) -> list[Executor]:
+    from fulltilt.lab.executors.slurm import SlurmExecutor
+
+    return [SlurmExecutor(logs=logs, partition=args.slurm_partition)]
+
+
+ENGINES = {"local": _build_local, "slurm": _build_slurm}
 
 
 def _read_tls(args: argparse.Namespace) -> Tls | None:

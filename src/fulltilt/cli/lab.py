@@ -60,6 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--insecure-lan", action="store_true", help="tokens may cross a trusted network unencrypted")
     serve.add_argument("--devices", default="auto", metavar="D", help="devices of this machine: auto, cpu, 0,1 or none")
     serve.add_argument(
+        "--engine",
+        choices=("local", "slurm"),
+        default="local",
+        help="who runs experiments: this machine (default), or the Slurm cluster that sbatch reaches",
+    )
+    serve.add_argument("--slurm-partition", metavar="P", help="where Slurm jobs go (default: Slurm's)")
+    serve.add_argument(
         "--database", metavar="URL", help="keep the records in PostgreSQL (default: in the lab's folder)"
     )
     serve.add_argument("--depot", metavar="URI", help="keep files at an fsspec URI (default: in the lab's folder)")

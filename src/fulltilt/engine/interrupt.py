@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Protocol
 
-ECHO_S = 0.1  # timeout(1) signals the process and then its group: one wish, told twice
+# timeout(1) signals the process and then its group: one wish, told twice. Who ends a process that is late says more.
+ECHO_S = float(os.environ.get("FULLTILT_ECHO_S", "0.1"))
 SAID = "ending after this step, with a checkpoint; a second signal ends at once, a third one inside an operator too"
 _END = b"\0"  # no signal has this number
 _answering: list[int] = []  # the end of a pipe that signals are written to

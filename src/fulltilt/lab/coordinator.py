@@ -8,10 +8,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from fulltilt.errors import StorageError
-from fulltilt.lab.executors import Executor, Place, RefusedError
+from fulltilt.lab.executors import AwayError, Executor, Place, RefusedError
 from fulltilt.lab.lab import Lab
 from fulltilt.lab.records import Attempt, Experiment
 from fulltilt.lab.runner.order import Order
@@ -51,6 +51,7 @@ class Coordinator:
         self._clock = clock
         self._awake_s: dict[Attempt, float] = {}  # when what waits in backoff has waited enough
         self._asked_s: dict[Attempt, float] = {}  # when what shall end was told to
+        self._unbegun: set[Attempt] = set()  # what waits in an engine's own queue
         self._is_over = threading.Event()
         self.is_draining = False  # starts nothing any more
         self._told = lab.store.read_last_event()
@@ -126,8 +127,12 @@ class Coordinator:
         for executor in self._executors.values():
             mine = [experiment for experiment in live if experiment.engine == executor.name]
             seen = executor.poll(mine) if mine else {}
+            self._unbegun.difference_update(experiment.newest for experiment in mine)
             for experiment in mine:
-                if seen.get(experiment.id) == "gone":
+                if seen.get(experiment.id) == "waiting":  # it has no process that could renew its lease
+                    self._lab.leases.renew(experiment.newest)
+                    self._unbegun.add(experiment.newest)
+                elif seen.get(experiment.id) == "gone":
                     ended_with_server = experiment.newest in self._inherited and not executor.is_lasting
                     self._settle(experiment, ENDED_WITH_SERVER if ended_with_server else GONE)
 
@@ -142,7 +147,7 @@ class Coordinator:
             if experiment.wish is None or experiment.engine not in self._executors:
                 continue
             asked_s = self._asked_s.setdefault(experiment.newest, self._clock())
-            if self._clock() - asked_s > self._lab.term.grace_s:
+            if experiment.newest in self._unbegun or self._clock() - asked_s > self._lab.term.grace_s:
                 self._executors[experiment.engine].cancel(experiment, is_urgent=True)
 
     def _wake(self) -> None:
@@ -157,12 +162,18 @@ class Coordinator:
                     continue
 
     def _start(self) -> None:
+        if not self._lab.store.read_heads(1):
+            return
         in_use = self._lab.store.read_experiments(states=LIVE)
         barred = {node.name for node in self._lab.store.read_nodes() if is_barred(node)}
         for executor in self._executors.values():
             places = {place.node: place for place in executor.read_places()}
-            out = barred if not barred.issuperset(places) else set()  # where there is no other, it has to do
-            rooms = [_build_room(place, in_use, is_barred=place.node in out) for place in places.values()]
+            present = {place.node for place in places.values() if not place.is_away}
+            out = barred if not barred.issuperset(present) else set()  # where there is no other, it has to do
+            rooms = [
+                _build_room(place, in_use, is_barred=place.is_away or place.node in out, unbegun=self._unbegun)
+                for place in places.values()
+            ]
             n_free = sum(len(room.free) for room in rooms if not room.is_barred)
             if not n_free:
                 continue
@@ -192,12 +203,18 @@ class Coordinator:
         except RefusedError as error:
             told = tell("engine_refused", experiment=attempt.experiment, attempt=attempt.number, engine=executor.name)
             logger.warning("%s is refused by %s: %s", attempt.experiment, executor.name, error, extra=told)
-            settle(self._lab, attempt, End(outcome="infra_refused", reason=str(error)))
+            outcome = "preempted" if isinstance(error, AwayError) else "infra_refused"
+            settle(self._lab, attempt, End(outcome=outcome, reason=str(error)))
             return
         self._lab.store.note(attempt, ref=ref)
 
 
-def _build_room(place: Place, in_use: Sequence[Experiment], *, is_barred: bool) -> Room:
-    taken = {device for experiment in in_use if experiment.node == place.node for device in experiment.devices}
+def _build_room(
+    place: Place, in_use: Sequence[Experiment], *, is_barred: bool, unbegun: Collection[Attempt] = ()
+) -> Room:
+    here = [experiment for experiment in in_use if experiment.node == place.node]
+    taken = {device for experiment in here for device in experiment.devices}
+    n_begun = sum(len(experiment.devices) for experiment in here if experiment.newest not in unbegun)
     free = [device for device in place.devices if device not in taken]
-    return Room(node=place.node, free=free, n_devices=len(place.devices), is_barred=is_barred)
+    n_of_others = max(0, place.n_used - n_begun)  # which ones these are nobody says
+    return Room(node=place.node, free=free[n_of_others:], n_devices=len(place.devices), is_barred=is_barred)

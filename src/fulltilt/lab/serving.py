@@ -125,8 +125,10 @@ def serve(
         sampler = Sampler(nvml, folder=lab.folder)
         app = build_app(lab, token=token, hosts=hosts, read_rooms=coordinator.read_rooms, sampler=sampler)
         for place in (place for executor in executors for place in executor.read_places()):
-            versions = {"fulltilt": __version__, "python": platform.python_version()}
-            lab.store.meet_node(Node(name=place.node, boot=read_boot(), versions=versions, devices=place.devices))
+            own = place.node == platform.node()  # what another machine has installed is not known here
+            versions = {"fulltilt": __version__, "python": platform.python_version()} if own else {}
+            boot = read_boot() if own else ""
+            lab.store.meet_node(Node(name=place.node, boot=boot, versions=versions, devices=place.devices))
         with _run(app, _build_server(app, tls), listener, coordinator, lab.folder / ADDRESS, address):
             logger.info("fulltilt %s serves at %s", __version__, address.url, extra=tell("started", url=address.url))
             yield address, coordinator

@@ -6,7 +6,7 @@ import pytest
 
 from fulltilt.lab import operations
 from fulltilt.lab.coordinator import Coordinator
-from fulltilt.lab.executors import Place, RefusedError
+from fulltilt.lab.executors import AwayError, Place, RefusedError
 from fulltilt.lab.records import Node, Point
 from fulltilt.lab.runner.order import Order
 from fulltilt.lab.scheduling.ends import End
@@ -32,14 +32,19 @@ class Engine:
 
     def __init__(self, **places: int):
         self.places, self.started, self.ended = places, [], []
-        self.seen, self.refuses = {}, False
+        self.seen, self.used, self.away = {}, {}, ()
+        self.refuses: type[RefusedError] | None = None
 
     def read_places(self):
-        return [Place(node=node, devices=[f"{node}:{k}" for k in range(n)]) for node, n in self.places.items()]
+        names = {node: [f"{node}:{k}" for k in range(n)] for node, n in self.places.items()}
+        return [
+            Place(node=node, devices=devices, n_used=self.used.get(node, 0), is_away=node in self.away)
+            for node, devices in names.items()
+        ]
 
     def submit(self, attempt, order, node, devices):
         if self.refuses:
-            raise RefusedError("no process can be started")
+            raise self.refuses("no process can be started")
         self.started.append((attempt.experiment, attempt.number, node))
         return order.mark
 
@@ -129,6 +134,52 @@ def test_an_engine_that_cannot_be_asked_ends_nothing_until_the_lease_has_run_out
     assert "whole term" in bench.lab.store.read_attempts("e1")[0]["reason"]
 
 
+def test_what_waits_in_the_engines_own_queue_keeps_its_lease_and_can_be_called_back_at_once(bench):
+    bench.add(1)
+    bench.turn()
+    bench.engine.seen["e1"] = "waiting"
+    for _ in range(30):
+        bench.turn(11.0)
+    assert bench.state("e1") == "leased"
+    operations.cancel(bench.lab, "e1")
+    bench.turn()
+    assert bench.engine.ended == [("e1", True)]
+
+
+def test_devices_that_others_have_taken_are_left_to_them(bench):
+    bench.engine.places, bench.engine.used = {"a": 4}, {"a": 3}
+    bench.add(3)
+    bench.turn()
+    assert len(bench.engine.started) == 1
+    bench.engine.used, bench.engine.seen = {"a": 3}, {"e1": "waiting"}  # others were faster
+    bench.turn()
+    assert len(bench.engine.started) == 1
+    bench.engine.used, bench.engine.seen = {"a": 2}, {"e1": "alive"}
+    bench.turn()
+    assert len(bench.engine.started) == 3, "one of two is ours"
+
+
+def test_a_machine_that_is_away_takes_nothing_and_counts_for_what_can_ever_run(bench):
+    bench.engine.places, bench.engine.away = {"a": 1, "b": 2}, ("b",)
+    bench.lab.store.mark_node("a", n_bad=2, last_bad="e9")
+    bench.add(2)
+    bench.turn()
+    assert [node for *_, node in bench.engine.started] == ["a"], "there is no other now"
+    assert {room.node: room.n_devices for room in bench.coordinator.read_rooms()} == {"a": 1, "b": 2}
+
+
+def test_an_engine_that_nobody_answers_for_is_nobodys_fault(bench):
+    bench.add(2)
+    bench.engine.refuses = AwayError
+    for _ in range(2 * MOST_LOST):
+        bench.turn()
+    assert [each.state for each in bench.lab.store.read_experiments()] == ["queued", "queued"]
+    assert [node.n_bad for node in bench.lab.store.read_nodes()] == [0, 0]
+    bench.engine.refuses = None
+    bench.turn()
+    assert bench.state("e1") == "leased"
+
+
 def test_a_loop_that_stood_still_gives_everybody_a_whole_term(bench):
     bench.add(1)
     bench.turn()
@@ -138,12 +189,12 @@ def test_a_loop_that_stood_still_gives_everybody_a_whole_term(bench):
 
 def test_what_is_lost_too_often_is_held_until_somebody_lets_it_go_on(bench):
     bench.add(1)
-    bench.engine.refuses = True
+    bench.engine.refuses = RefusedError
     for _ in range(MOST_LOST + 1):
         bench.turn(400.0)
         bench.turn(400.0)
     assert bench.state("e1") == "held"
-    bench.engine.refuses = False
+    bench.engine.refuses = None
     operations.resume(bench.lab, "e1")
     bench.turn()
     assert bench.state("e1") == "leased"

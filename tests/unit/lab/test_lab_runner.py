@@ -113,6 +113,28 @@ def test_the_next_attempt_goes_on_from_the_checkpoint_also_on_a_node_that_shares
     assert read_log(bench, 2)[1] == f"from step {reached}: optim.lr=0.001"
 
 
+def test_a_node_that_shares_no_disk_keeps_its_files_below_a_folder_of_its_own(bench, tmp_path):
+    own = tmp_path / "cache"
+    guard, _ = bench.start(root=Path("lab-1/n1"), STAND_IN_STEPS="100000", XDG_CACHE_HOME=str(own))
+    counter = own / "fulltilt" / "lab-1" / "n1" / "e1" / "counter"
+    wait_for(counter.exists)
+    guard.send_signal(signal.SIGTERM)
+    assert guard.wait(PATIENCE_S) == 0
+    assert bench.read().outcome == "preempted"
+
+
+def test_a_signal_to_every_process_of_an_attempt_is_one_wish_to_save_and_end(bench):
+    guard, mark = bench.start(STAND_IN_STEPS="100000", STAND_IN_SAVE_S="0.5")
+    training = wait_for(lambda: bench.read().state == "running" and find_marked(mark))[0]
+    runner = int(Path(f"/proc/{training}/stat").read_text().rpartition(")")[2].split()[1])
+    wait_for((bench.root / "node" / "e1" / "counter").exists)
+    for pid in (training, runner, guard.pid):
+        os.kill(pid, signal.SIGTERM)
+    assert guard.wait(PATIENCE_S) == 0
+    assert (bench.root / "node" / "e1" / "saved").exists()
+    assert bench.read().outcome == "preempted"
+
+
 def test_an_attempt_that_another_one_has_followed_is_fenced_and_writes_nothing_more(bench):
     guard, mark = bench.start(STAND_IN_STEPS="100000")
     wait_for(lambda: find_marked(mark))

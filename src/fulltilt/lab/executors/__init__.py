@@ -10,21 +10,34 @@ from typing import Literal, Protocol
 from fulltilt.lab.records import Attempt, Experiment
 from fulltilt.lab.runner.order import Order
 
-Seen = Literal["alive", "gone", "unknown"]
-"""``gone``: the engine says that it is not there. ``unknown``: the engine cannot be asked, which says nothing."""
+Seen = Literal["waiting", "alive", "gone", "unknown"]
+"""``waiting``: the engine has not begun it. ``gone``: the engine says that it is not there. ``unknown``: the engine
+cannot be asked, which says nothing."""
 
 
 class RefusedError(Exception):
-    """The engine did not take an order: no process can be started, the engine is away."""
+    """The engine did not take an order, or no process can be started."""
+
+
+class AwayError(RefusedError):
+    """Nobody answers for the engine, which says nothing about the order or the machine."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A machine that an engine offers, and all its devices by name."""
+    """A machine of an engine, and all its devices by name.
+
+    Attributes:
+        n_threads: Of each device that is a share of the CPU.
+        n_used: Devices in use, by whomever, where the engine has others to serve.
+        is_away: It takes nothing now, and may again.
+    """
 
     node: str
     devices: Sequence[str]
-    n_threads: int | None = None  # of each device that is a share of the CPU
+    n_threads: int | None = None
+    n_used: int = 0
+    is_away: bool = False
 
 
 class Executor(Protocol):
@@ -35,14 +48,14 @@ class Executor(Protocol):
     """Attempts go on when the server is gone."""
 
     def read_places(self) -> Sequence[Place]:
-        """Return the machines that take attempts now."""
+        """Return the machines there are."""
         ...
 
     def submit(self, attempt: Attempt, order: Order, node: str, devices: Sequence[str]) -> str:
         """Start the attempt's guard and return what the engine calls it. The same attempt twice starts one.
 
         Raises:
-            RefusedError: it was not started.
+            RefusedError: it was not started. AwayError: it is not known to be started.
         """
         ...
 

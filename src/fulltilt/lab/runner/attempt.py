@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from fulltilt.errors import StorageError
@@ -25,6 +26,9 @@ TRAIN = (sys.executable, "-m", "fulltilt", "train")
 TURN_S = 0.1
 RETRY_S = 1.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# An engine that ends a job signals all its processes, and the guard and this one hand the signal on: it is one wish.
+ECHO_S = 1.0
+TOLD_TWICE = {"FULLTILT_ECHO_S": "3600"}  # the training leaves it to us to end one that takes too long
 OWNER = ".attempt"  # in a run folder: the attempt that wrote it last
 
 
@@ -33,9 +37,14 @@ def run_attempt(order: Order, deadline: Deadline) -> int:
 
     Only this thread starts processes: the kernel's death signal follows the thread that started one.
     """
-    stop: list[int] = []
+    stop: list[float] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if not stop or read_clock_s() - stop[-1] > ECHO_S:
+            stop.append(read_clock_s())
+
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda number, frame: stop.append(number))
+        signal.signal(number, hear)
     link = Link(order)
     try:
         renewal = Renewal(link, order, deadline)
@@ -55,13 +64,13 @@ class _Attempt:
 
     def __init__(self, order: Order, task: Mapping[str, Any], link: Link):
         self._order, self._task, self._link = order, task, link
-        root, name = Path(order.root), task["experiment"]
-        self._out_dir = root / name
-        self._notes = root / "attempts" / f"{name}-{task['attempt']}"
+        self._root, name = _find_root(order), task["experiment"]
+        self._out_dir = self._root / name
+        self._notes = self._root / "attempts" / f"{name}-{task['attempt']}"
         self._result = self._notes / "result.json"
         self._shipping: Shipping | None = None
 
-    def train(self, renewal: Renewal, stop: Sequence[int]) -> End:
+    def train(self, renewal: Renewal, stop: Sequence[float]) -> End:
         """Start the training, and watch it until it ended, was fenced or told to stop."""
         try:
             source = self._prepare()
@@ -78,7 +87,7 @@ class _Attempt:
                     stdin=subprocess.DEVNULL,
                     stdout=stream,
                     stderr=stream,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: self._order.mark},
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: self._order.mark, **TOLD_TWICE},
                     start_new_session=True,
                     preexec_fn=build_death_wish(os.getpid()),
                 )
@@ -104,7 +113,7 @@ class _Attempt:
                 time.sleep(RETRY_S)
         shutil.rmtree(self._notes, ignore_errors=True)
 
-    def _watch(self, process: subprocess.Popen[bytes], renewal: Renewal, stop: Sequence[int]) -> bool:
+    def _watch(self, process: subprocess.Popen[bytes], renewal: Renewal, stop: Sequence[float]) -> bool:
         """Wait for the end of the process, and return whether it was asked to stop."""
         asked_s: float | None = None
         while process.poll() is None:
@@ -127,7 +136,7 @@ class _Attempt:
         code = self._task["code"]
         if code is None:
             return Path(self._task["source"])
-        folder = Path(self._order.root) / "code" / code["digest"]
+        folder = self._root / "code" / code["digest"]
         if not folder.exists():
             archive = folder.with_suffix(f".{os.getpid()}.tar")
             self._link.fetch(code["digest"], archive)
@@ -154,6 +163,12 @@ class _Attempt:
         command = [*(self._order.command or TRAIN), str(source), *self._task["words"]]
         command += _choose_devices(self._order.device, self._task["n_devices"])
         return [*command, "--resume", "--out", str(self._out_dir), "--json", str(self._result)]
+
+
+def _find_root(order: Order) -> Path:
+    """Return the folder for what attempts write here: the order's, or below one of this node and user."""
+    own = os.environ.get("SLURM_TMPDIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(own).expanduser() / "fulltilt" / order.root
 
 
 def _choose_devices(device: str | None, n_devices: int) -> list[str]:

@@ -16,7 +16,7 @@ class Order:
     Attributes:
         url: Of the lab's server.
         mark: Names the attempt in the environment of its processes.
-        root: Folder of the node for what its attempts write.
+        root: Folder of the node for what its attempts write; one that is not absolute lies below the node's own.
         depot: URI of the depot, where the node reaches it itself; None: files go through the server.
         device: ``cpu`` or ``cuda``; None: what the node has.
         command: Trains; it takes the arguments of ``fulltilt train``. Empty: fulltilt itself.
