@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fulltilt.config import Config
+from fulltilt.engine import interrupt
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.hardware.proctree import find_marked
 from fulltilt.lab.executors.local import GUARD, GUARD_MARK
@@ -48,7 +49,7 @@ class Bench:
     def read(self):
         return self.lab.store.read_experiments(id="e1")[0]
 
-    def start(self, *, root: Path | None = None, with_worker: bool = False, **environment: str):
+    def start(self, *, root: Path | None = None, with_worker: bool = False, command=STAND_IN, **environment: str):
         attempt, token = self.lab.store.lease(self.read(), node="n1", devices=["cpu:0"], n_threads=1, engine="by hand")
         order = Order(
             url=self.url,
@@ -57,7 +58,7 @@ class Bench:
             node="n1",
             root=str(root or self.root / "node"),
             device="cpu",
-            command=STAND_IN,
+            command=command,
         )
         alone = {} if with_worker else {"STAND_IN_ALONE": "1"}
         environ = {**os.environ, **environment, **alone, **order.to_environment(), GUARD_MARK: order.mark}
@@ -123,12 +124,30 @@ def test_a_node_that_shares_no_disk_keeps_its_files_below_a_folder_of_its_own(be
     assert bench.read().outcome == "preempted"
 
 
+SAVES = """
+import sys, time
+from pathlib import Path
+from fulltilt.engine.interrupt import catch_signals
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+with catch_signals() as stop:
+    (out / "begun").touch()
+    while not stop:
+        time.sleep(0.02)
+    time.sleep(1.0)
+    (out / "saved").touch()
+sys.exit(143)
+"""
+
+
 def test_a_signal_to_every_process_of_an_attempt_is_one_wish_to_save_and_end(bench):
-    guard, mark = bench.start(STAND_IN_STEPS="100000", STAND_IN_SAVE_S="0.5")
-    training = wait_for(lambda: bench.read().state == "running" and find_marked(mark))[0]
+    """As Slurm ends a job: the training hears it itself, and again from its runner, which hears of it twice."""
+    guard, mark = bench.start(command=(sys.executable, "-c", SAVES))
+    wait_for((bench.root / "node" / "e1" / "begun").exists)
+    (training,) = find_marked(mark)
     runner = int(Path(f"/proc/{training}/stat").read_text().rpartition(")")[2].split()[1])
-    wait_for((bench.root / "node" / "e1" / "counter").exists)
-    for pid in (training, runner, guard.pid):
+    os.kill(training, signal.SIGTERM)
+    time.sleep(3 * interrupt.ECHO_S)
+    for pid in (runner, guard.pid):
         os.kill(pid, signal.SIGTERM)
     assert guard.wait(PATIENCE_S) == 0
     assert (bench.root / "node" / "e1" / "saved").exists()

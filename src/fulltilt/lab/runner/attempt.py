@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from fulltilt.errors import StorageError
@@ -26,9 +25,9 @@ TRAIN = (sys.executable, "-m", "fulltilt", "train")
 TURN_S = 0.1
 RETRY_S = 1.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# An engine that ends a job signals all its processes, and the guard and this one hand the signal on: it is one wish.
-ECHO_S = 1.0
-TOLD_TWICE = {"FULLTILT_ECHO_S": "3600"}  # the training leaves it to us to end one that takes too long
+# An engine that ends a job signals all its processes, and we hand the signal on: one wish to save and end. That the
+# training does so in time is for us to see to.
+ONE_WISH = {"FULLTILT_ECHO_S": "3600"}
 OWNER = ".attempt"  # in a run folder: the attempt that wrote it last
 
 
@@ -37,14 +36,9 @@ def run_attempt(order: Order, deadline: Deadline) -> int:
 
     Only this thread starts processes: the kernel's death signal follows the thread that started one.
     """
-    stop: list[float] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        if not stop or read_clock_s() - stop[-1] > ECHO_S:
-            stop.append(read_clock_s())
-
+    stop: list[int] = []
     for number in STOP_SIGNALS:
-        signal.signal(number, hear)
+        signal.signal(number, lambda number, frame: stop.append(number))
     link = Link(order)
     try:
         renewal = Renewal(link, order, deadline)
@@ -70,7 +64,7 @@ class _Attempt:
         self._result = self._notes / "result.json"
         self._shipping: Shipping | None = None
 
-    def train(self, renewal: Renewal, stop: Sequence[float]) -> End:
+    def train(self, renewal: Renewal, stop: Sequence[int]) -> End:
         """Start the training, and watch it until it ended, was fenced or told to stop."""
         try:
             source = self._prepare()
@@ -87,7 +81,7 @@ class _Attempt:
                     stdin=subprocess.DEVNULL,
                     stdout=stream,
                     stderr=stream,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: self._order.mark, **TOLD_TWICE},
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: self._order.mark, **ONE_WISH},
                     start_new_session=True,
                     preexec_fn=build_death_wish(os.getpid()),
                 )
@@ -113,7 +107,7 @@ class _Attempt:
                 time.sleep(RETRY_S)
         shutil.rmtree(self._notes, ignore_errors=True)
 
-    def _watch(self, process: subprocess.Popen[bytes], renewal: Renewal, stop: Sequence[float]) -> bool:
+    def _watch(self, process: subprocess.Popen[bytes], renewal: Renewal, stop: Sequence[int]) -> bool:
         """Wait for the end of the process, and return whether it was asked to stop."""
         asked_s: float | None = None
         while process.poll() is None:
@@ -122,7 +116,7 @@ class _Attempt:
             if asked_s is None and (stop or renewal.wish or read_clock_s() > renewal.ends_s):
                 asked_s = read_clock_s()
                 process.send_signal(signal.SIGTERM)
-            if asked_s is not None and (read_clock_s() - asked_s > self._task["grace_s"] or len(stop) > 1):
+            if asked_s is not None and read_clock_s() - asked_s > self._task["grace_s"]:
                 kill_marked(f"{MARK}={self._order.mark}")
             time.sleep(TURN_S)
         return asked_s is not None
