@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fulltilt.errors import UsageError
 from fulltilt.hardware.proctree import find_marked
 from fulltilt.lab.executors import AwayError, Place, RefusedError
 from fulltilt.lab.executors.local import LocalExecutor
@@ -20,6 +21,7 @@ from fulltilt.lab.runner.order import MARK, VARIABLE, Order
 from fulltilt.lab.store import compute_digest
 
 PATIENCE_S = 60
+ODD = "it's $(touch pwned) %j"  # a folder that no shell and no pattern must see into
 
 
 @pytest.fixture(params=["local", pytest.param("slurm", marks=pytest.mark.slow)])
@@ -38,7 +40,7 @@ def slurm_executor(slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     for name in ("FRESH_S", "AWAY_S"):
         monkeypatch.setattr(f"fulltilt.lab.executors.slurm.{name}", 0.2)
-    yield SlurmExecutor(logs=tmp_path / "logs")
+    yield SlurmExecutor(logs=tmp_path / "logs" / ODD, partition="main")
     slurm.end_jobs()
 
 
@@ -205,6 +207,7 @@ def test_what_slurm_shows_of_a_job_says_nothing_of_its_token(slurm, slurm_execut
     shown = slurm.run("scontrol", "-dd", "show", "job", number)
     shown += slurm.run("squeue", "-h", "-O", "ALL") + slurm.run("scontrol", "write", "batch_script", number, "-")
     assert any("lab.runner.guard" in line for line in shown)
+    assert (tmp_path / "logs" / ODD / "runner-e1-1.txt").exists()
     assert not any(secret in line or job.order.token in line for line in shown)
     holding = [path for path in slurm.folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert all(path.is_relative_to(slurm.folder / "state") for path in holding), "none that nodes keep"
@@ -216,3 +219,9 @@ def test_slurm_refuses_what_no_node_has(slurm_executor, tmp_path):
     order, attempt = Job(slurm_executor, tmp_path).order, Attempt(experiment="e1", number=1)
     with pytest.raises(RefusedError, match="sbatch ended with 1"):
         slurm_executor.submit(attempt, order, "n1", ["gpu:0", "gpu:1", "gpu:2"])
+
+
+def test_where_slurm_is_not_installed_that_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="there is no sbatch"):
+        SlurmExecutor(logs=tmp_path)
