@@ -7,7 +7,6 @@ loopback address only. They end with the block, and with the process.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import shutil
 import socket
@@ -135,7 +134,7 @@ def run_slurm(folder: Path) -> Iterator[Slurm]:
             each.bind(("127.0.0.1", 0))
         ports = [each.getsockname()[1] for each in sockets]
     host = socket.gethostname().partition(".")[0]
-    slurm.conf.write_text(SETTINGS.format(host=host, ports=ports, user=getpass.getuser(), folder=folder))
+    slurm.conf.write_text(SETTINGS.format(host=host, ports=ports, user=os.geteuid(), folder=folder))
     (folder / "gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in GPUS))
     key = folder / "munge.key"
     key.touch(mode=0o600)
