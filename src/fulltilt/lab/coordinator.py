@@ -104,9 +104,10 @@ class Coordinator:
         ]
 
     def end_all(self, *, is_urgent: bool) -> None:
-        """Ask every live attempt to save and end, or end it at once; it is queued again."""
+        """Ask every live attempt of our engines to save and end, or end it at once; it is queued again."""
         for experiment in self._lab.store.read_experiments(states=LIVE):
-            self._executors[experiment.engine or ""].cancel(experiment, is_urgent=is_urgent)
+            if experiment.engine in self._executors:
+                self._executors[experiment.engine].cancel(experiment, is_urgent=is_urgent)
 
     def _tell_changes(self) -> None:
         """Write to the log which states have changed since the last call, by whomever."""

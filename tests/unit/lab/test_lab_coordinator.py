@@ -246,6 +246,16 @@ def test_a_new_server_goes_on_with_what_the_one_before_started(bench):
     assert (bench.state("e1"), bench.lab.store.read_experiments(id="e1")[0].outcome) == ("queued", "preempted")
 
 
+def test_what_another_engine_runs_is_left_alone(bench):
+    bench.add(1)
+    bench.turn()
+    bench.engine.name = "another"
+    bench.coordinator = bench.build()
+    bench.turn()
+    bench.coordinator.end_all(is_urgent=False)
+    assert (bench.state("e1"), bench.engine.ended) == ("leased", [])
+
+
 def test_while_the_disk_is_full_nothing_starts_and_what_ends_is_settled(bench, monkeypatch):
     bench.add(2)
     bench.engine.places = {"a": 1}

@@ -5,6 +5,7 @@ starts a job again by itself (``--no-requeue``): who is tried again, and from wh
 sbatch reads (SBATCH_ACCOUNT, SBATCH_TIMELIMIT, …) hold for the jobs.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -74,10 +75,11 @@ class SlurmExecutor:
         if found is None:
             raise RefusedError(f"Slurm has no {node} any more")
         # A disk that nodes share is nothing to rely on, a URI of an object store is.
-        depot = order.depot if "://" in (order.depot or "") and not (order.depot or "").startswith("file:") else None
-        order = dataclasses.replace(order, root=f"{self._root}/{node}", depot=depot)
+        is_store = re.match(r"(?!file:)\w+://", order.depot or "")
+        order = dataclasses.replace(order, root=f"{self._root}/{node}", depot=order.depot if is_store else None)
         log = self._logs / f"runner-{attempt.experiment}-{attempt.number}.txt"
-        self._logs.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # then nothing is kept of what the guard prints
+            self._logs.mkdir(parents=True, exist_ok=True)
         # "/" for the guard's folder: Python looks for modules there, and Slurm goes to /tmp where another is missing.
         command = ["sbatch", "--parsable", "--no-requeue", f"--job-name={name}", f"--nodelist={node}", "--ntasks=1"]
         command += [f"--partition={found.partition}", f"--gres=gpu:{len(devices)}", "--chdir=/", "--output=/dev/null"]
