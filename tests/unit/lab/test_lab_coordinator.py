@@ -272,7 +272,7 @@ def test_while_the_disk_is_full_nothing_starts_and_what_ends_is_settled(bench, m
 def test_every_change_of_state_is_told_to_the_log_once_and_so_is_what_an_engine_refuses(bench, caplog):
     caplog.set_level("INFO", logger="fulltilt.lab")
     bench.add(1)
-    bench.engine.refuses = True
+    bench.engine.refuses = RefusedError
     bench.turn()
     for _ in range(2):
         bench.coordinator._tell_changes()
