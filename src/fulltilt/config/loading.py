@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from fulltilt.config.hints import describe_type
 from fulltilt.config.leaves import LEAVES
-from fulltilt.config.model import Config
+from fulltilt.config.model import Config, Section
 from fulltilt.config.reading import Grid, build_branch, raise_problems, read_text, read_tree
 from fulltilt.config.references import resolve_references
 from fulltilt.config.settings import Collector, Setting, collect_overrides, merge, show_value
@@ -26,6 +26,7 @@ MAX_GRID_POINTS = 100_000
 
 Axes = list[tuple[Grid, list[str]]]
 """Each grid with the keys that it sets together."""
+_PARTS: Mapping[str, list[str]] = {key: key.split(".") for key in LEAVES}
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -34,17 +35,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: every problem of the file with line, key, value and remedy; or the file is a grid.
     """
-    settings, axes = _load_settings(path, overrides)
-    n_points = math.prod(len(grid.values) for grid, _ in axes)
-    if n_points > 1:
-        sizes = ", ".join(f"{' and '.join(keys)} × {len(grid.values)}" for grid, keys in axes)
-        choice = " ".join(f"{keys[0]}={grid.values[0]}" for grid, keys in axes)
+    points = _load(path, overrides)
+    if points.n > 1:
+        sizes = ", ".join(f"{' and '.join(keys)} × {len(grid.values)}" for grid, keys in points.axes)
+        choice = " ".join(f"{keys[0]}={grid.values[0]}" for grid, keys in points.axes)
         raise ConfigError(
-            f"is a grid of {n_points} points ({sizes}) and one configuration is asked for; choose: {choice}; or run "
+            f"is a grid of {points.n} points ({sizes}) and one configuration is asked for; choose: {choice}; or run "
             f"all of them: {shlex.join(['fulltilt', 'lab', 'submit', '--local', str(path), *overrides])}",
             file=str(path),
         )
-    return next(config for _, config in _expand(settings, axes, path))
+    return next(iter(points))[1]
 
 
 def load_points(path: str | Path, overrides: Sequence[str] = ()) -> list[tuple[dict[str, Any], Config]]:
@@ -57,12 +57,11 @@ def load_points(path: str | Path, overrides: Sequence[str] = ()) -> list[tuple[d
     Raises:
         ConfigError: as ``load_config``, or more than ``MAX_GRID_POINTS`` points.
     """
-    settings, axes = _load_settings(path, overrides)
-    n_points = math.prod(len(grid.values) for grid, _ in axes)
-    if n_points > MAX_GRID_POINTS:
-        message = f"is a grid of {n_points} points, more than {MAX_GRID_POINTS}; shorten a list"
+    points = _load(path, overrides)
+    if points.n > MAX_GRID_POINTS:
+        message = f"is a grid of {points.n} points, more than {MAX_GRID_POINTS}; shorten a list"
         raise ConfigError(message, file=str(path))
-    return list(_expand(settings, axes, path))
+    return list(points)
 
 
 def config_for_object(target: str, overrides: Sequence[str] = ()) -> Config:
@@ -106,11 +105,11 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Undo ``nest`` for a complete set of values."""
-    return {key: functools.reduce(operator.getitem, key.split("."), values) for key in LEAVES}
+    return {key: functools.reduce(operator.getitem, parts, values) for key, parts in _PARTS.items()}
 
 
-def _load_settings(path: str | Path, overrides: Sequence[str]) -> tuple[dict[str, Setting], Axes]:
-    """Load the settings of a file with all its problems checked, also those of each grid value on its own."""
+def _load(path: str | Path, overrides: Sequence[str]) -> "_Points":
+    """Load a file with all its problems checked, also those of each grid value on its own."""
     collector = Collector(str(path))
     collector.collect(read_tree(read_text(path), file=str(path)))
     settings, problems = merge(collector, collect_overrides(overrides))
@@ -118,24 +117,66 @@ def _load_settings(path: str | Path, overrides: Sequence[str]) -> tuple[dict[str
     for key, setting in settings.items():
         if isinstance(setting.value, Grid):
             grids.setdefault(id(setting.value), (setting.value, []))[1].append(key)
-    axes = list(grids.values())
-    # The first point, then every further value of every axis once: a sum, not the product.
-    first = [grid.values[0] for grid, _ in axes]
-    points = [first]
-    for index, (grid, _) in enumerate(axes):
-        points += [[*first[:index], value, *first[index + 1 :]] for value in grid.values[1:]]
-    for point in points:
-        problems += _validate(_pick(settings, axes, point))[1]
-    raise_problems(problems)
-    return settings, axes
+    points = _Points(settings, list(grids.values()), path)
+    raise_problems([*problems, *points.check()])
+    return points
 
 
-def _expand(settings: Mapping[str, Setting], axes: Axes, path: str | Path) -> Iterator[tuple[dict[str, Any], Config]]:
-    base_dir = str(Path(path).resolve().parent)
-    for chosen in itertools.product(*(grid.values for grid, _ in axes)):
-        config = _build_config(_pick(settings, axes, chosen), base_dir=base_dir, source=str(path))
-        values = flatten(config.to_values()) if axes else {}
-        yield {key: values[key] for _, keys in axes for key in keys}, config
+class _Points:
+    """Builds the points of a grid, the last axis changing fastest.
+
+    A value is validated once and not at every point: no validator of ``Config`` looks at two keys.
+    """
+
+    def __init__(self, settings: Mapping[str, Setting], axes: Axes, path: str | Path):
+        self.axes, self.n = axes, math.prod(len(grid.values) for grid, _ in axes)
+        self._settings, self._path = settings, path
+        self._known: dict[tuple[str, str], tuple[Any, Any]] = {}  # key, value as text → validated, and as plain data
+
+    def check(self) -> list[ConfigError]:
+        """Return the problems of the first point, and of every further value of every axis: a sum, not the product."""
+        first = [grid.values[0] for grid, _ in self.axes]
+        points = [first]
+        for index, (grid, _) in enumerate(self.axes):
+            points += [[*first[:index], value, *first[index + 1 :]] for value in grid.values[1:]]
+        return [problem for point in points for problem in self._check_point(point)]
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], Config]]:
+        base, base_told = None, set[tuple[str, str]]()
+        for chosen in itertools.product(*(grid.values for grid, _ in self.axes)):
+            told = self._tell(chosen)
+            if len(told) < len(self._settings) or not told <= self._known.keys():  # a reference joins several axes
+                raise_problems(self._check_point(chosen))
+            if base is None:
+                settings, folder = _pick(self._settings, self.axes, chosen), Path(self._path).resolve().parent
+                base, base_told = _build_config(settings, base_dir=str(folder), source=str(self._path)), told
+            texts, changed = dict(told), {key: self._known[key, text][0] for key, text in told - base_told}
+            values = {key: self._known[key, texts[key]][1] for _, keys in self.axes for key in keys}
+            yield values, _alter(base, nest(changed))
+
+    def _check_point(self, chosen: Sequence[Any]) -> list[ConfigError]:
+        """Validate a point, keep its values, and return its problems."""
+        config, problems = _validate(_pick(self._settings, self.axes, chosen))
+        if config is not None:
+            plain = flatten(config.to_values())
+            for key, text in self._tell(chosen):
+                self._known[key, text] = functools.reduce(getattr, _PARTS[key], config), plain[key]
+        return problems
+
+    def _tell(self, chosen: Sequence[Any]) -> set[tuple[str, str]]:
+        """Return each key of the file with its value at a point as text, which tells 1 from 1.0 and true."""
+        values = {key: setting.value for key, setting in self._settings.items()}
+        for (_, keys), value in zip(self.axes, chosen, strict=True):
+            values |= dict.fromkeys(keys, value)
+        return {(key, repr(value)) for key, value in resolve_references(values)[0].items()}
+
+
+def _alter(section: Any, changed: Mapping[str, Any]) -> Any:
+    """Return a copy of a validated configuration, or a section of it, with other validated values (nested)."""
+    for name, value in changed.items():
+        if isinstance(inner := getattr(section, name), Section):
+            changed = {**changed, name: _alter(inner, value)}
+    return section.model_copy(update=changed)
 
 
 def _pick(settings: Mapping[str, Setting], axes: Axes, chosen: Sequence[Any]) -> dict[str, Setting]:

@@ -15,6 +15,7 @@ from fulltilt.records.run_folder import compute_fingerprint
 
 DEVICE, PROMISE = "run.device", "run.promise"
 NOT_TRAINING = ("benchmark.", "targets.")  # sections that a training does not read
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +60,11 @@ def find_axes(grid: Grid) -> list[str]:
 
 def build_words(config: Mapping[str, Any]) -> list[str]:
     """Return all values of a point as ``key=value`` arguments; later edits of the file have no effect."""
-    return write_words(_list_deciding(config))
+    return write_words({key: value for key, value in flatten(config).items() if _is_deciding(key)})
 
 
 def write_words(values: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    return [f"{key}={_encode(value)}" for key, value in values.items()]
 
 
 def list_dry_runs(points: Sequence[Point]) -> Iterator[Point]:
@@ -81,16 +82,29 @@ def list_dry_runs(points: Sequence[Point]) -> Iterator[Point]:
 
 def _build_point(values: Mapping[str, Any], config: Config) -> Point:
     """Build a point. Its digest leaves defaults out, so a version with more keys finds the same experiments."""
-    decided = _list_deciding(config.to_values())
-    said = {key: value for key, value in decided.items() if value != _list_defaults()[key] and key != PROMISE}
-    return Point(values=values, config=config.to_values(), digest=compute_fingerprint(said))
+    plain = config.to_values()
+    said = {k: v for k, v in _list_said(plain, _list_defaults()).items() if _is_deciding(k) and k != PROMISE}
+    return Point(values=values, config=plain, digest=compute_fingerprint(said))
 
 
-def _list_deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that a training's result depends on, without its device."""
-    return {k: v for k, v in flatten(config).items() if k != DEVICE and not k.startswith(NOT_TRAINING)}
+def _is_deciding(key: str) -> bool:
+    """Return whether a training's result depends on a setting, its device left out."""
+    return key != DEVICE and not key.startswith(NOT_TRAINING)
+
+
+def _list_said(values: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return what differs from the defaults, by dotted key."""
+    said: dict[str, Any] = {}
+    for name, value in values.items():
+        if value == defaults[name]:
+            continue
+        if isinstance(defaults[name], dict):  # a section: no setting is a mapping by default
+            said |= _list_said(value, defaults[name], f"{prefix}{name}.")
+        else:
+            said[f"{prefix}{name}"] = value
+    return said
 
 
 @functools.cache
 def _list_defaults() -> Mapping[str, Any]:
-    return flatten(Config().to_values())
+    return Config().to_values()

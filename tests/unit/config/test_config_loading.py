@@ -333,6 +333,25 @@ def test_a_point_is_the_values_of_its_axes_resolved(write, text, expected):
     assert all(wanted in (point, ...) for point, wanted in zip(points, expected, strict=True))
 
 
+def test_a_point_of_a_grid_is_what_its_values_are_alone(write):
+    text = "lr: [1.0, 0.5]\nbatch_size: [8, 16]\nmodel: net(a=${lr}, b=${batch_size})\nseed: 3\n"
+    found = load_points(write(text))
+    for point, config in found:
+        alone = load_config(write(text), [f"{key}={value}" for key, value in point.items()])
+        assert config == alone
+        assert (config.source, config.run_name) == (alone.source, alone.run_name)
+        assert config.provenance["run.seed"] == alone.provenance["run.seed"]
+    texts = [config.model for _, config in load_points(write("lr: [1, 1.0]\nmodel: net(a=${lr})\n"))]
+    assert texts == ["net(a=1)", "net(a=1.0)"]
+
+
+def test_values_that_are_good_alone_and_bad_together_are_refused(write):
+    text = "path: [a, b]\nname: [c, b]\nmodel: net(${data.path}=1, ${run.name}=2)\ndataset: digits\n"
+    assert len(load_points(write(text.replace("[c, b]", "[c, d]")))) == 4
+    with pytest.raises(ConfigError, match="model"):
+        load_points(write(text))
+
+
 def test_one_configuration_refuses_a_grid_with_its_size_and_takes_a_point_that_overrides_choose(write):
     said = fail(write(GRID))
     assert "grid of 6 points (optim.lr × 3, data.batch_size × 2)" in said
