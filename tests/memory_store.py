@@ -59,8 +59,25 @@ class MemoryStore:
         self.fences[token] = Attempt(experiment=experiment.id, number=number)
         return self.fences[token], token
 
-    def advance(self, arrow, attempt, *, delay_s=None, n_lost=None, **noted):
+    def lease_all(self, wanted):
+        found = []
+        for experiment, place in wanted:
+            try:
+                found.append(self.lease(experiment, **place))
+            except StaleAttemptError:
+                found.append(None)
+        return found
+
+    def advance(self, arrow, attempt, *, then=None, delay_s=None, n_lost=None, **noted):
+        before, n_events = self.experiments[attempt.experiment], len(self.events)
         self._move(arrow, attempt, delay_s=delay_s, **({} if n_lost is None else {"n_lost": n_lost}))
+        if then is not None:
+            try:
+                self._move(then, attempt)
+            except StaleAttemptError:
+                self.experiments[attempt.experiment] = before
+                del self.events[n_events:]
+                raise
         if noted:
             self.note(attempt, **noted)
 
@@ -149,8 +166,8 @@ class MemoryStore:
         self.nodes[node.name] = dataclasses.replace(node, seen_s=time.time(), **kept)
         return old is not None and old.boot != node.boot
 
-    def read_nodes(self):
-        return [self.nodes[name] for name in sorted(self.nodes)]
+    def read_nodes(self, name=None):
+        return [self.nodes[each] for each in sorted(self.nodes) if name in (None, each)]
 
     def mark_node(self, name, *, n_bad, last_bad):
         self.nodes[name] = dataclasses.replace(self.nodes[name], n_bad=n_bad, last_bad=last_bad)

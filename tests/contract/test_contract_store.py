@@ -176,6 +176,30 @@ def test_a_stale_attempt_changes_nothing_and_the_newest_is_found_by_its_token(st
     )  # fmt: skip
 
 
+def test_of_several_that_are_leased_together_those_that_changed_are_left_out(store):
+    ids = add(store, 3)
+    rows = [read(store, id) for id in ids]
+    bring(store, ids[1], "cancelled")
+    place = {"node": "a", "devices": ["cpu:0"], "n_threads": 1, "engine": "local"}
+    first, none, third = store.lease_all([(row, place) for row in rows])
+    assert none is None
+    assert [read(store, id).state for id in ids] == ["leased", "cancelled", "leased"]
+    for id, (attempt, token) in ((ids[0], first), (ids[2], third)):
+        assert (store.find_attempt(token), attempt) == (read(store, id).newest, read(store, id).newest)
+
+
+def test_two_arrows_at_once_are_both_taken_or_none(store):
+    (id,) = add(store)
+    bring(store, id, "leased")
+    attempt, n_events = read(store, id).newest, len(store.read_events())
+    with pytest.raises(StaleAttemptError):
+        store.advance("start", attempt, then="commit", pid=7)
+    assert (read(store, id).state, read(store, id).pid, len(store.read_events())) == ("leased", None, n_events)
+    store.advance("finish", attempt, then="commit", outcome="succeeded", metrics={"loss": 1.0})
+    assert (read(store, id).state, read(store, id).metrics) == ("succeeded", {"loss": 1.0})
+    assert [event.arrow for event in store.read_events()[n_events:]] == ["finish", "commit"]
+
+
 def test_the_most_urgent_and_oldest_of_each_owner_come_first(store):
     mine, theirs = add(store, 5, owner="mine", priority=1), add(store, 3, owner="theirs", priority=1)
     store.set_priority(mine[3], 7)
@@ -208,7 +232,8 @@ def test_a_node_that_started_again_is_told_from_one_that_is_heard_again(store):
     assert [store.meet_node(node), store.meet_node(node)] == [False, False]
     store.mark_node("n1", n_bad=2, last_bad="e7")
     assert store.meet_node(dataclasses.replace(node, boot="second"))
-    (found,) = [each for each in store.read_nodes() if each.name == "n1"]
+    assert store.read_nodes("n2") == []
+    (found,) = store.read_nodes("n1")
     assert (found.boot, found.n_bad, found.last_bad, found.devices) == ("second", 2, "e7", ["cuda:0"])
 
 

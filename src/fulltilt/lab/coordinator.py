@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fulltilt.errors import StorageError
 from fulltilt.lab.executors import AwayError, Executor, Place, RefusedError
@@ -24,6 +24,8 @@ from fulltilt.lab.states import LIVE, OWNED
 from fulltilt.lab.store import StaleAttemptError, compute_digest
 
 TURN_S = 0.25
+REST_S = 0.05  # after every turn, so that many ends in a row do not keep it busy
+LEASED_AT_ONCE = 8  # in one transaction; if the server is killed then, so many at most count as lost
 PAUSE_S = 1.0  # after a turn that failed
 TOLD_AT_ONCE = 1000  # changes of state in a turn
 LOOKED_AT = 64  # queued experiments of an owner in a turn, beyond those that fit now
@@ -70,6 +72,7 @@ class Coordinator:
             except Exception:  # the last resort of a thread that nobody waits for: what is stored stays true
                 logger.exception("a turn of the queue failed, and the next one tries again")
                 self._is_over.wait(PAUSE_S)
+            self._is_over.wait(REST_S)
             self._lab.woken.wait(TURN_S)
             self._lab.woken.clear()
         with contextlib.suppress(StorageError):
@@ -80,15 +83,17 @@ class Coordinator:
         self._lab.woken.set()
 
     def turn(self) -> None:
-        live = self._lab.store.read_experiments(states=LIVE)
+        under_way = self._lab.store.read_experiments(states=(*OWNED, "backoff"))
+        live = [experiment for experiment in under_way if experiment.state in LIVE]
         self._end_expired(live)
         self._settle_gone(live)
         self._end_wished(live)
-        for experiment in self._lab.store.read_experiments(states=("finalizing",)):
-            finalize(self._lab, experiment.newest)
+        for experiment in under_way:
+            if experiment.state == "finalizing":
+                finalize(self._lab, experiment.newest)
         if not self.is_draining and self._lab.store.has_room():
-            self._wake()
-            self._start()
+            self._wake([experiment for experiment in under_way if experiment.state == "backoff"])
+            self._start(live)
 
     def is_idle(self) -> bool:
         """Return whether nothing is under way and, unless it drains, nothing waits for its turn."""
@@ -151,8 +156,7 @@ class Coordinator:
             if experiment.newest in self._unbegun or self._clock() - asked_s > self._lab.term.grace_s:
                 self._executors[experiment.engine].cancel(experiment, is_urgent=True)
 
-    def _wake(self) -> None:
-        waiting = self._lab.store.read_experiments(states=("backoff",))
+    def _wake(self, waiting: Sequence[Experiment]) -> None:
         now_s = self._clock()
         self._awake_s = {each.newest: self._awake_s.get(each.newest, now_s + (each.delay_s or 0.0)) for each in waiting}
         for experiment in waiting:
@@ -162,10 +166,10 @@ class Coordinator:
                 except StaleAttemptError:
                     continue
 
-    def _start(self) -> None:
+    def _start(self, in_use: Sequence[Experiment]) -> None:
+        """Start what fits beside ``in_use``; devices of what ended in this turn are free in the next."""
         if not self._lab.store.read_heads(1):
             return
-        in_use = self._lab.store.read_experiments(states=LIVE)
         barred = {node.name for node in self._lab.store.read_nodes() if is_barred(node)}
         for executor in self._executors.values():
             places = {place.node: place for place in executor.read_places()}
@@ -183,20 +187,21 @@ class Coordinator:
                 used[experiment.owner] += experiment.n_devices
             heads = self._lab.store.read_heads(n_free + LOOKED_AT)
             avoid = {each.id: each.last_node for each in heads if each.n_lost and each.last_node}
-            for start in plan_starts(heads, rooms, in_use=used, avoid=avoid):
-                self._begin(executor, start, places[start.node])
+            starts = plan_starts(heads, rooms, in_use=used, avoid=avoid)
+            for first in range(0, len(starts), LEASED_AT_ONCE):
+                self._lease(executor, starts[first : first + LEASED_AT_ONCE], places)
 
-    def _begin(self, executor: Executor, start: Start, place: Place) -> None:
-        try:
-            attempt, token = self._lab.store.lease(
-                start.experiment,
-                node=start.node,
-                devices=start.devices,
-                n_threads=place.n_threads and place.n_threads * len(start.devices),
-                engine=executor.name,
-            )
-        except StaleAttemptError:  # cancelled since the queue was read
-            return
+    def _lease(self, executor: Executor, starts: Sequence[Start], places: Mapping[str, Place]) -> None:
+        wanted = []
+        for start in starts:
+            n_threads = places[start.node].n_threads
+            place = {"node": start.node, "devices": start.devices, "engine": executor.name}
+            wanted.append((start.experiment, place | {"n_threads": n_threads and n_threads * len(start.devices)}))
+        for start, found in zip(starts, self._lab.store.lease_all(wanted), strict=True):
+            if found is not None:  # else cancelled since the queue was read
+                self._begin(executor, start, *found)
+
+    def _begin(self, executor: Executor, start: Start, attempt: Attempt, token: str) -> None:
         self._lab.leases.renew(attempt)
         mark = f"{attempt.experiment}/{attempt.number}/{compute_digest(token)[:16]}"
         try:

@@ -30,8 +30,8 @@ def submit(
     priority: int = 0,
     code: Code | None = None,
     rooms: Sequence[Room] = (),
-) -> tuple[Grid, list[str]]:
-    """Queue every point of a configuration's grid that is not there yet → the grid, and the ids of all its points.
+) -> tuple[Grid, list[str], int]:
+    """Queue what is missing of a configuration's grid → the grid, the ids of all its points, how many are new.
 
     Args:
         source: The file it was read from; with the values it is what an experiment is known by.
@@ -42,10 +42,11 @@ def submit(
     """
     _check_priority(priority)
     grid = read_submission(lab, source=source, text=text, overrides=overrides, rooms=rooms)
-    lab.store.add(source, grid.points, overrides, owner=owner, priority=priority, n_devices=grid.n_devices, code=code)
+    same = {"owner": owner, "priority": priority, "n_devices": grid.n_devices, "code": code}
+    n_new = lab.store.add(source, grid.points, overrides, **same)
     lab.woken.set()
     known = lab.store.read_ids(source, {point.digest for point in grid.points})
-    return grid, [known[point.digest] for point in grid.points]
+    return grid, [known[point.digest] for point in grid.points], n_new
 
 
 def read_submission(lab: Lab, *, source: str, text: str, overrides: Sequence[str], rooms: Sequence[Room] = ()) -> Grid:
@@ -155,7 +156,7 @@ def _move(lab: Lab, id: str, arrows: dict[tuple[str, ...], str], otherwise: str)
                 return found
             raise UsageError(f"{found.id} is {found.state} already; {otherwise}")
         try:
-            lab.store.advance(arrow, found.newest, **({"n_lost": 0} if arrow in ("release", "retry") else {}))
+            lab.store.advance(arrow, found.newest, n_lost=0 if arrow in ("release", "retry") else None)
         except StaleAttemptError:  # the coordinator was faster: look again
             continue
         moved = find(lab, id)

@@ -6,10 +6,10 @@ import time
 
 from fulltilt.errors import StorageError
 from fulltilt.lab.lab import Lab, find_out_dir
-from fulltilt.lab.records import Attempt, Experiment
+from fulltilt.lab.records import Artefact, Attempt, Experiment
 from fulltilt.lab.scheduling.ends import End
 from fulltilt.lab.scheduling.retries import choose_sequel, judge_node
-from fulltilt.lab.states import LIVE
+from fulltilt.lab.states import ARROWS, LIVE
 from fulltilt.lab.store import StaleAttemptError
 
 CANCELLED = {"cancel": "cancelled", "pause": "paused"}
@@ -21,27 +21,21 @@ def settle(lab: Lab, attempt: Attempt, end: End) -> str:
     Raises:
         StaleAttemptError: another attempt has begun.
     """
-    while True:
-        (experiment,) = lab.store.read_experiments(id=attempt.experiment)
-        if experiment.attempt != attempt.number:
-            raise StaleAttemptError(f"{attempt.experiment} is at attempt {experiment.attempt}, not {attempt.number}")
-        if experiment.state == "finalizing":
-            return finalize(lab, attempt)
-        if experiment.state not in LIVE:
-            return experiment.state  # settled before: whoever asks again gets the same answer
-        try:
-            _advance(lab, experiment, end)
-        except StaleAttemptError:  # it was cancelled since it was read
-            continue
+    while (experiment := _read(lab, attempt)).state in LIVE:
+        with contextlib.suppress(StaleAttemptError):  # it was cancelled since it was read
+            state = _advance(lab, experiment, end)
+            break
+    else:
+        state = experiment.state  # settled before: whoever asks again gets the same answer
+    return finalize(lab, attempt) if state == "finalizing" else state
 
 
 def finalize(lab: Lab, attempt: Attempt) -> str:
     """Put the files of an accepted result in place, and return the state. May be repeated."""
     folder = find_out_dir(lab.folder, attempt.experiment)
     try:
-        for artefact in lab.store.read_artefacts(attempt.experiment):
-            if artefact.attempt == attempt.number:
-                lab.depot.link(artefact.digest, folder / artefact.name)
+        for artefact in _list_files(lab, attempt):
+            lab.depot.link(artefact.digest, folder / artefact.name)
         arrow, reason = "commit", None
     except StorageError as error:
         if not lab.store.has_room():
@@ -49,23 +43,39 @@ def finalize(lab: Lab, attempt: Attempt) -> str:
         arrow, reason = "spoil", str(error)
     with contextlib.suppress(StaleAttemptError):  # another thread of the server was faster
         lab.store.advance(arrow, attempt, reason=reason)
-    (experiment,) = lab.store.read_experiments(id=attempt.experiment)
-    return experiment.state
+        return ARROWS[arrow].target
+    return _read(lab, attempt).state
 
 
-def _advance(lab: Lab, experiment: Experiment, end: End) -> None:
+def _list_files(lab: Lab, attempt: Attempt) -> list[Artefact]:
+    return [file for file in lab.store.read_artefacts(attempt.experiment) if file.attempt == attempt.number]
+
+
+def _read(lab: Lab, attempt: Attempt) -> Experiment:
+    found = lab.store.read_experiments(id=attempt.experiment)
+    if not found or found[0].attempt != attempt.number:
+        said = f"at attempt {found[0].attempt}" if found else "gone"
+        raise StaleAttemptError(f"attempt {attempt.number} of {attempt.experiment} is over: it is {said}")
+    return found[0]
+
+
+def _advance(lab: Lab, experiment: Experiment, end: End) -> str:
+    """Take the arrow that an end leads to, and return the state; a result without files needs no second step."""
     attempt = experiment.newest
     sequel = choose_sequel(end.outcome, wish=experiment.wish, n_lost=experiment.n_lost, draw=random.random())
     is_wished = sequel.arrow in ("end", "park")
     outcome = CANCELLED[experiment.wish or ""] if is_wished else end.outcome
     noted = {"outcome": outcome, "reason": outcome if is_wished else end.reason, "metrics": dict(end.metrics)}
-    lab.store.advance(sequel.arrow, attempt, delay_s=sequel.delay_s, n_lost=sequel.n_lost, ended_s=time.time(), **noted)
+    then = "commit" if sequel.arrow == "finish" and not _list_files(lab, attempt) else None
+    lab.store.advance(
+        sequel.arrow, attempt, then=then, delay_s=sequel.delay_s, n_lost=sequel.n_lost, ended_s=time.time(), **noted
+    )
     lab.metrics.ends.labels(outcome).inc()
     lab.leases.forget(attempt)
     lab.wishes.pop(attempt, None)
-    for node in lab.store.read_nodes():
-        if node.name == experiment.node and not is_wished:
-            n_bad, last_bad = judge_node(node, end.outcome, experiment.id)
-            if (n_bad, last_bad) != (node.n_bad, node.last_bad):
-                lab.store.mark_node(node.name, n_bad=n_bad, last_bad=last_bad)
+    for node in () if is_wished else lab.store.read_nodes(experiment.node or ""):
+        n_bad, last_bad = judge_node(node, end.outcome, experiment.id)
+        if (n_bad, last_bad) != (node.n_bad, node.last_bad):
+            lab.store.mark_node(node.name, n_bad=n_bad, last_bad=last_bad)
     lab.woken.set()
+    return ARROWS[then or sequel.arrow].target

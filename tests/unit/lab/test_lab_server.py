@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import socket
 
 import httpx2 as httpx
 import pytest
@@ -18,7 +19,7 @@ from fulltilt.lab.server.access import ROLES, read_or_make_token
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.server.metrics import MOST_OWNERS, OTHERS
 from fulltilt.lab.server_log import LOG, keep_log
-from fulltilt.lab.serving import open_lab
+from fulltilt.lab.serving import _listen, open_lab
 from fulltilt.lab.store import StaleAttemptError
 
 OWNER = "the owner's token"
@@ -207,6 +208,43 @@ def test_an_old_attempt_is_refused_everywhere_and_the_same_end_may_be_told_twice
     assert (found.attempt, found.metrics) == (second.number, {"loss": 1.0})
     with pytest.raises(StaleAttemptError):
         call.lab.store.advance("finish", second)
+
+
+def test_the_runner_of_an_experiment_that_was_removed_is_refused(call):
+    _, token = call.lease(1)
+    assert call("POST", "/runner/finish", token, json={"outcome": "user_error"}).json() == {"state": "failed"}
+    assert call("DELETE", "/api/experiments/e1").status_code == 200
+    for what, body in (("finish", {"outcome": "user_error"}), ("renew", {"wait_s": 0})):
+        assert call("POST", f"/runner/{what}", token, json=body).status_code == 409
+
+
+def test_a_renewal_writes_nothing_to_the_disk(call):
+    _, token = call.lease(1)
+    log = call.lab.folder / "lab.db-wal"
+    before = (log.stat().st_size, log.stat().st_mtime_ns)
+    for _ in range(3):
+        assert call("POST", "/runner/renew", token, json={"wait_s": 0}).json() == {"wish": None}
+    assert (log.stat().st_size, log.stat().st_mtime_ns) == before
+    call("POST", "/runner/finish", token, json={"outcome": "user_error"})
+    assert log.stat().st_mtime_ns > before[1]
+
+
+def test_no_answer_waits_for_the_one_before_to_be_acknowledged():
+    said = []
+
+    async def ask() -> None:
+        async def answer(reader, writer) -> None:
+            said.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = _listen("127.0.0.1", 0)
+        async with await asyncio.start_server(answer, sock=listener):
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            await reader.read()
+            writer.close()
+
+    asyncio.run(ask())
+    assert said == [1], "Nagle's algorithm would hold back every second piece for 40 ms"
 
 
 def test_a_stream_takes_bytes_at_its_end_only(call):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, HTTPException, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fulltilt.lab.records import Attempt, Token
@@ -35,6 +36,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 def read_or_make_token(lab: Path) -> str:
@@ -88,12 +90,13 @@ class Patience:
         self._failed_s.append(self._clock())
 
 
-def find_attempt(request: Request) -> Attempt:
+async def find_attempt(request: Request) -> Attempt:
     """Return the attempt whose runner asks. Raises HTTPException where the token is nobody's."""
-    token = _read_token(request)
-    found = None if token is None else request.app.state.lab.store.find_attempt(token)
+    token, store = _read_token(request) or "", request.app.state.lab.store
+    found = store.known.get(token) or await run_in_threadpool(store.find_attempt, token)
     if found is None:
         raise HTTPException(401, "the token is no attempt's", {"WWW-Authenticate": "Bearer"})
+    store.remember(token, found)
     return found
 
 
@@ -123,10 +126,7 @@ class Gate:
 
         async def send_with_headers(message):
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    *((k.lower().encode(), v.encode()) for k, v in HEADERS.items()),
-                ]
+                message["headers"] = [*message["headers"], *_RAW_HEADERS]
             await send(message)
 
         await self._app(scope, receive, send_with_headers)

@@ -176,8 +176,7 @@ def submit(request: Request, token: Submitter, body: Submission) -> dict[str, An
     code = None if body.code is None else Code(**body.code)  # type: ignore[arg-type]
     if code is not None and not lab.depot.has(code.digest):
         raise UsageError(f"the code {code.digest} is not in the depot; send it first")
-    before = lab.store.read_last_event()
-    grid, ids = operations.submit(
+    grid, ids, n_new = operations.submit(
         lab,
         source=body.source,
         text=body.text,
@@ -187,14 +186,13 @@ def submit(request: Request, token: Submitter, body: Submission) -> dict[str, An
         code=code,
         rooms=request.app.state.read_rooms(),
     )
-    new = {event.experiment for event in lab.store.read_events(after=before) if event.arrow == "submit"}
-    mine = set(ids)
     if body.retry:
+        mine = set(ids)
         for found in lab.store.read_experiments(states=("failed", "cancelled")):
             if found.id in mine:
                 operations.retry(lab, found.id)
     sweep = operations.find(lab, ids[0]).sweep
-    return {"ids": ids, "sweep": sweep, "n_new": len(new & mine), "axes": find_axes(grid)}
+    return {"ids": ids, "sweep": sweep, "n_new": n_new, "axes": find_axes(grid)}
 
 
 @router.post("/experiments/{id}/priority")

@@ -40,10 +40,10 @@ def build_app(
     app.state.lab, app.state.token, app.state.read_rooms, app.state.is_closing = lab, token, read_rooms, False
     app.state.sampler, app.state.here = sampler, platform.node()
     app.state.patience, app.state.n_listeners = Patience(), 0
+    app.include_router(runner_api.router)  # first: those are the most frequent calls
     app.include_router(api.router)
     app.include_router(pages.router)
     app.include_router(live.router)
-    app.include_router(runner_api.router)
     app.include_router(metrics.router)
 
     @app.get("/healthz", dependencies=[Depends(allow("anyone"))])

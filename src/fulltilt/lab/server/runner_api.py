@@ -18,7 +18,7 @@ from fulltilt.lab.server.bodies import read_body, stream_file, write_body
 
 router = APIRouter(prefix="/runner")
 MOST_STREAM_BYTES = 4 << 20  # of a log at a time
-LOOK_S = 0.1
+LOOK_S = 0.25
 
 
 class Hello(BaseModel):
@@ -58,7 +58,7 @@ async def renew(request: Request, attempt: Runner, body: Renewal) -> dict[str, s
     lab, until_s = _get_lab(request), time.monotonic() + body.wait_s
     wish = await run_in_threadpool(reception.renew, lab, attempt)
     while wish is None and time.monotonic() < until_s and not request.app.state.is_closing:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(min(LOOK_S, until_s - time.monotonic()))
         wish = lab.wishes.get(attempt)
     return {"wish": wish}
 

@@ -15,10 +15,11 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from fulltilt.errors import RunFolderError, StorageError, UsageError
-from fulltilt.lab.store.store import Store
+from fulltilt.lab.store.store import Store, begin
 
 DATABASE, BALLAST = "lab.db", "ballast"
 BALLAST_BYTES = 2 << 20  # for some thousand changes of state
+N_CONNECTIONS = 16  # kept open: to open one takes longer than to read
 BUSY_TIMEOUT_S = 60.0  # to wait for another process's transaction, which takes milliseconds
 SETTINGS = (
     "PRAGMA journal_mode = WAL",
@@ -44,9 +45,8 @@ def open_store(lab: Path, *, url: str | None = None, create: bool = False) -> St
     path = lab / DATABASE
     if not create and not path.is_file():
         raise UsageError(f"there is no lab in {lab}; fulltilt lab submit --local CONFIG makes one, --lab names another")
-    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_TIMEOUT_S})
+    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_TIMEOUT_S}, pool_size=N_CONNECTIONS)
     event.listen(engine, "connect", _set_up_connection)
-    event.listen(engine, "begin", _begin)
     ballast = Ballast(lab / BALLAST)
     with explain_storage_errors(str(path)):
         ballast.restore()
@@ -123,6 +123,7 @@ def _migrate(engine: sa.Engine, *, keep: Path | None = None) -> None:
     if keep is not None and is_old:
         copy_database(keep, keep.with_name(f"{keep.name}.before-{newest}"))
     with engine.begin() as connection:
+        begin(connection)
         settings.attributes["connection"] = connection
         if is_old and version is None:
             command.stamp(settings, FIRST)
@@ -145,15 +146,9 @@ def _check_integrity(engine: sa.Engine, path: Path) -> None:
 
 
 def _set_up_connection(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # transactions begin where _begin says, and not at the driver's discretion
+    connection.isolation_level = None  # transactions begin where begin says, and not at the driver's discretion
     for setting in SETTINGS:
         connection.execute(setting)
-
-
-def _begin(connection: sa.Connection) -> None:
-    """Begin a transaction; writers lock first, since SQLite refuses a reader that turns into a writer."""
-    is_reader = connection.get_execution_options().get("is_reader")
-    connection.exec_driver_sql("BEGIN" if is_reader else "BEGIN IMMEDIATE")
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from fulltilt.lab.records import Artefact, Attempt, Code, Event, Experiment, Nod
 from fulltilt.lab.states import ARROWS
 from fulltilt.lab.store.tables import ARTEFACT, ATTEMPT, EVENT, EXPERIMENT, NODE, SWEEP, TOKEN
 
+MOST_KNOWN = 10_000  # tokens of runners in memory
 MOST_AT_ONCE = 64  # changes in one transaction
 ROWS_AT_ONCE = 1000  # of an insert; SQLite takes 32,766 values
 
@@ -54,6 +55,7 @@ class Store:
         on_close: Callable[[], None] | None = None,
     ):
         self._engine, self._explain, self._ballast, self._on_close = engine, explain, ballast, on_close
+        self.known: dict[str, Attempt] = {}  # by token
         self._turn = threading.Lock()  # fair enough; SQLite's own waiting lets a writer starve for seconds
         self._count, self._n_waiting = threading.Lock(), 0
         self._batch: _Batch | None = None
@@ -95,10 +97,13 @@ class Store:
             ]
             for start in range(0, len(rows), ROWS_AT_ONCE):
                 connection.execute(sa.insert(EXPERIMENT), rows[start : start + ROWS_AT_ONCE])
-            new = connection.execute(sa.select(EXPERIMENT.c.id).where(EXPERIMENT.c.id > last)).scalars().all()
-            if new:
-                connection.execute(sa.insert(EVENT), [_build_event(number, 0, "submit", "queued") for number in new])
-        return len(new)
+            told: dict[str, Any] = {
+                key: sa.literal(value) for key, value in _build_event(0, 0, "submit", "queued").items()
+            }
+            told["experiment"] = EXPERIMENT.c.id
+            new = sa.select(*told.values()).where(EXPERIMENT.c.id > last).order_by(EXPERIMENT.c.id)
+            connection.execute(sa.insert(EVENT).from_select(list(told), new))
+        return len(rows)
 
     def lease(
         self, experiment: Experiment, *, node: str, devices: Sequence[str], n_threads: int | None, engine: str
@@ -108,20 +113,40 @@ class Store:
         Raises:
             StaleAttemptError: it is not queued any more.
         """
-        number, token = experiment.attempt + 1, secrets.token_urlsafe(16)
+        place = {"node": node, "devices": devices, "n_threads": n_threads, "engine": engine}
+        (found,) = self.lease_all([(experiment, place)])
+        if found is None:
+            raise StaleAttemptError(f"{experiment.id} is not queued at attempt {experiment.attempt} any more")
+        return found
+
+    def lease_all(self, wanted: Sequence[tuple[Experiment, dict[str, Any]]]) -> list[tuple[Attempt, str] | None]:
+        """Lease experiments, each with the arguments of ``lease``, in one transaction; None: not queued any more."""
         with self._write() as connection:
-            _advance(connection, "lease", experiment.newest, attempt=number)
-            row = {"experiment": parse_id(experiment.id), "number": number, "node": node, "devices": list(devices)}
-            row |= {"n_threads": n_threads, "started_s": time.time(), "fence": compute_digest(token), "engine": engine}
-            connection.execute(sa.insert(ATTEMPT), row)
-        return Attempt(experiment=experiment.id, number=number), token
+            found = [_lease(connection, experiment, place) for experiment, place in wanted]
+        for attempt, token in filter(None, found):
+            self.remember(token, attempt)
+        return found
+
+    def remember(self, token: str, attempt: Attempt) -> None:
+        """Keep in memory whose token that is, which never changes; whether the attempt is over is another question."""
+        if len(self.known) >= MOST_KNOWN:
+            self.known.clear()
+        self.known[token] = attempt
 
     def advance(
-        self, arrow: str, attempt: Attempt, *, delay_s: float | None = None, n_lost: int | None = None, **noted: Any
+        self,
+        arrow: str,
+        attempt: Attempt,
+        *,
+        then: str | None = None,
+        delay_s: float | None = None,
+        n_lost: int | None = None,
+        **noted: Any,
     ) -> None:
         """Take one transition of ``states.ARROWS``.
 
         Args:
+            then: Another one, in the same transaction.
             delay_s: How long to wait in backoff.
             n_lost: Ends in a row that were not the experiment's fault; None leaves the number as it is.
             noted: Columns of the attempt's row.
@@ -134,6 +159,8 @@ class Store:
             _advance(connection, arrow, attempt, **changed)
             if noted:
                 _note(connection, attempt, noted)
+            if then is not None:
+                _advance(connection, then, attempt)
 
     def note(self, attempt: Attempt, **noted: Any) -> None:
         """Store values in the row of an attempt, whatever its state."""
@@ -169,15 +196,16 @@ class Store:
         offset: int = 0,
     ) -> tuple[Experiment, ...]:
         """Return experiments, oldest first; with ``states`` only those in them, highest priority first."""
-        query = _select_experiments()
+        if id is not None:
+            with self._read() as connection:
+                return tuple(map(_build_experiment, connection.execute(_ONE, {"at": parse_id(id)})))
+        query = _EXPERIMENTS
         if unchanged_since_s is not None:  # Unix time
             old = sa.select(EVENT.c.experiment).group_by(EVENT.c.experiment)
             query = query.where(EXPERIMENT.c.id.in_(old.having(sa.func.max(EVENT.c.time_s) < unchanged_since_s)))
         for column, wanted in ((EXPERIMENT.c.owner, owner), (EXPERIMENT.c.sweep, sweep)):
             if wanted is not None:
                 query = query.where(column == wanted)
-        if id is not None:
-            query = query.where(EXPERIMENT.c.id == parse_id(id))
         if states is not None:
             query = query.where(EXPERIMENT.c.state.in_(states)).order_by(EXPERIMENT.c.priority.desc())
         with self._read() as connection:
@@ -197,7 +225,7 @@ class Store:
         """Return the experiments in these states that changed last, the newest first."""
         last = sa.select(EVENT.c.experiment, sa.func.max(EVENT.c.seq).label("seq")).group_by(EVENT.c.experiment)
         changed = last.subquery()
-        query = _select_experiments().join(changed, changed.c.experiment == EXPERIMENT.c.id)
+        query = _EXPERIMENTS.join(changed, changed.c.experiment == EXPERIMENT.c.id)
         query = query.where(EXPERIMENT.c.state.in_(states)).order_by(changed.c.seq.desc()).limit(limit)
         with self._read() as connection:
             return tuple(map(_build_experiment, connection.execute(query)))
@@ -231,9 +259,8 @@ class Store:
 
     def read_work(self, experiment: str) -> Work:
         """Return what an attempt at the experiment has to do."""
-        query = sa.select(SWEEP.c.source, EXPERIMENT.c.config, EXPERIMENT.c.code).join(SWEEP)
         with self._read() as connection:
-            row = connection.execute(query.where(EXPERIMENT.c.id == parse_id(experiment))).one()
+            row = connection.execute(_WORK, {"at": parse_id(experiment)}).one()
         return Work(source=Path(row.source), config=row.config, code=row.code and Code(**row.code))
 
     def read_last_event(self) -> int:
@@ -260,9 +287,8 @@ class Store:
 
     def find_attempt(self, token: str) -> Attempt | None:
         """Return the attempt whose runner holds this token, old ones too; None: nobody's."""
-        query = sa.select(ATTEMPT.c.experiment, ATTEMPT.c.number).where(ATTEMPT.c.fence == compute_digest(token))
         with self._read() as connection:
-            row = connection.execute(query).one_or_none()
+            row = connection.execute(_FENCED, {"fence": compute_digest(token)}).one_or_none()
         return None if row is None else Attempt(experiment=f"e{row.experiment}", number=row.number)
 
     # Files in the depot
@@ -288,10 +314,8 @@ class Store:
 
     def read_artefacts(self, experiment: str) -> list[Artefact]:
         """Return the files of all attempts, those of the newest attempt first."""
-        query = sa.select(ARTEFACT.c.attempt, ARTEFACT.c.name, ARTEFACT.c.digest, ARTEFACT.c.n_bytes)
-        query = query.where(ARTEFACT.c.experiment == parse_id(experiment)).order_by(ARTEFACT.c.attempt.desc())
         with self._read() as connection:
-            return [Artefact(**row) for row in connection.execute(query).mappings()]
+            return [Artefact(**row) for row in connection.execute(_FILES, {"at": parse_id(experiment)}).mappings()]
 
     def read_digests(self) -> set[str]:
         """Return the digests of all files that something refers to: those of attempts, and code."""
@@ -314,9 +338,11 @@ class Store:
                 connection.execute(sa.update(NODE).where(NODE.c.name == node.name).values(**row))
         return old is not None and old != node.boot
 
-    def read_nodes(self) -> list[Node]:
+    def read_nodes(self, name: str | None = None) -> list[Node]:
+        """Return all nodes, or the one of this name if there is one."""
+        query, given = (_NODES, {}) if name is None else (_NODE, {"at": name})
         with self._read() as connection:
-            rows = connection.execute(sa.select(NODE).order_by(NODE.c.name)).mappings()
+            rows = connection.execute(query, given).mappings()
             return [Node(**{**row, "last_bad": row["last_bad"] and f"e{row['last_bad']}"}) for row in rows]
 
     def mark_node(self, name: str, *, n_bad: int, last_bad: str | None) -> None:
@@ -359,7 +385,7 @@ class Store:
 
     @contextlib.contextmanager
     def _read(self) -> Iterator[sa.Connection]:
-        with self._explain(), self._engine.execution_options(is_reader=True).begin() as connection:
+        with self._explain(), self._engine.begin() as connection:
             yield connection
 
     @contextlib.contextmanager
@@ -393,14 +419,15 @@ class Store:
 
 @contextlib.contextmanager
 def _savepoint(connection: sa.Connection) -> Iterator[None]:
-    point = connection.begin_nested()
+    connection.exec_driver_sql("SAVEPOINT own")
     try:
         yield
     except BaseException:
         with contextlib.suppress(SQLAlchemyError):  # SQLite rolled back all of it: the first error says why
-            point.rollback()
+            connection.exec_driver_sql("ROLLBACK TO own")
+            connection.exec_driver_sql("RELEASE own")
         raise
-    point.commit()
+    connection.exec_driver_sql("RELEASE own")
 
 
 class _Batch:
@@ -413,6 +440,7 @@ class _Batch:
         with explain():
             self.connection = engine.connect()
             self._transaction = self.connection.begin()
+            begin(self.connection)
 
     def commit(self) -> None:
         try:
@@ -438,6 +466,16 @@ class _Batch:
             raise StorageError(str(self._error)) from self._error
 
 
+def begin(connection: sa.Connection) -> None:
+    """Begin a writer's transaction; a reader's statement is one by itself.
+
+    SQLite refuses a reader that turns into a writer, so a writer locks first. An event of the engine would do that
+    too, and cost every statement a quarter of its time.
+    """
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
 def compute_digest(token: str) -> str:
     """Return what is stored of a token."""
     return hashlib.sha256(token.encode()).hexdigest()
@@ -453,27 +491,54 @@ _OF_ATTEMPT = (*_OF_DEVICE, "outcome", "reason", "metrics")
 _UNTOLD = ("digest", "config", "created_s", "code")
 
 
-def _select_experiments() -> sa.Select[Any]:
-    at = (ATTEMPT.c.experiment == EXPERIMENT.c.id) & (ATTEMPT.c.number == EXPERIMENT.c.attempt)
-    wanted = [column for column in EXPERIMENT.c if column.name not in _UNTOLD]
-    newest = [ATTEMPT.c[name] for name in _OF_ATTEMPT]
-    return sa.select(*wanted, *newest).select_from(EXPERIMENT.outerjoin(ATTEMPT, at))
+_IS_NEWEST = (ATTEMPT.c.experiment == EXPERIMENT.c.id) & (ATTEMPT.c.number == EXPERIMENT.c.attempt)
+
+# What every call of a runner executes is built once: building a statement takes several times as long as executing it.
+_AT, _NUMBER = sa.bindparam("at"), sa.bindparam("at_number")
+_EXPERIMENTS = sa.select(
+    *(column for column in EXPERIMENT.c if column.name not in _UNTOLD), *(ATTEMPT.c[name] for name in _OF_ATTEMPT)
+).select_from(EXPERIMENT.outerjoin(ATTEMPT, _IS_NEWEST))
+_ONE = _EXPERIMENTS.where(EXPERIMENT.c.id == _AT)
+_WORK = sa.select(SWEEP.c.source, EXPERIMENT.c.config, EXPERIMENT.c.code).join(SWEEP).where(EXPERIMENT.c.id == _AT)
+_FENCED = sa.select(ATTEMPT.c.experiment, ATTEMPT.c.number).where(ATTEMPT.c.fence == sa.bindparam("fence"))
+_OF_FILE = (ARTEFACT.c.attempt, ARTEFACT.c.name, ARTEFACT.c.digest, ARTEFACT.c.n_bytes)
+_FILES = sa.select(*_OF_FILE).where(ARTEFACT.c.experiment == _AT).order_by(ARTEFACT.c.attempt.desc())
+_NODES = sa.select(NODE).order_by(NODE.c.name)
+_NODE = _NODES.where(NODE.c.name == _AT)
+_NOTE = sa.update(ATTEMPT).where(ATTEMPT.c.experiment == _AT, ATTEMPT.c.number == _NUMBER)
+_MOVES = {
+    name: sa.update(EXPERIMENT).where(
+        EXPERIMENT.c.id == _AT,
+        EXPERIMENT.c.attempt == _NUMBER,
+        sa.or_(*(EXPERIMENT.c.state == state for state in arrow.sources)),
+    )
+    for name, arrow in ARROWS.items()
+}
+_NEW_ATTEMPT, _NEW_EVENT = sa.insert(ATTEMPT), sa.insert(EVENT)
+
+
+def _lease(connection: sa.Connection, experiment: Experiment, place: dict[str, Any]) -> tuple[Attempt, str] | None:
+    number, token = experiment.attempt + 1, secrets.token_urlsafe(16)
+    try:
+        _advance(connection, "lease", experiment.newest, attempt=number)
+    except StaleAttemptError:
+        return None
+    row = {"experiment": parse_id(experiment.id), "number": number, "started_s": time.time()}
+    row |= {**place, "devices": list(place["devices"]), "fence": compute_digest(token)}
+    connection.execute(_NEW_ATTEMPT, row)
+    return Attempt(experiment=experiment.id, number=number), token
 
 
 def _advance(connection: sa.Connection, name: str, at: Attempt, **values: Any) -> None:
     arrow, number = ARROWS[name], parse_id(at.experiment)
-    guard = (EXPERIMENT.c.state.in_(arrow.sources), EXPERIMENT.c.attempt == at.number)
-    values |= {"state": arrow.target, "wish": arrow.wish}
-    done = connection.execute(sa.update(EXPERIMENT).where(EXPERIMENT.c.id == number, *guard).values(**values))
-    if done.rowcount != 1:
+    values |= {"state": arrow.target, "wish": arrow.wish, "at": number, "at_number": at.number}
+    if connection.execute(_MOVES[name], values).rowcount != 1:
         raise StaleAttemptError(f"{at.experiment} is not {' or '.join(arrow.sources)} at attempt {at.number}")
-    row = _build_event(number, values.get("attempt", at.number), name, arrow.target)
-    connection.execute(sa.insert(EVENT), row)
+    connection.execute(_NEW_EVENT, _build_event(number, values.get("attempt", at.number), name, arrow.target))
 
 
 def _note(connection: sa.Connection, attempt: Attempt, values: Mapping[str, Any]) -> None:
-    at = (ATTEMPT.c.experiment == parse_id(attempt.experiment), ATTEMPT.c.number == attempt.number)
-    connection.execute(sa.update(ATTEMPT).where(*at).values(**values))
+    connection.execute(_NOTE, {**values, "at": parse_id(attempt.experiment), "at_number": attempt.number})
 
 
 def _build_event(number: int, attempt: int, arrow: str, state: str) -> dict[str, Any]:
