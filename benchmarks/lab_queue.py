@@ -1,14 +1,17 @@
-"""How fast the lab's queue is: a large grid, claims and ends, a list of 100,000, and decisions for 1,000 machines."""
+"""How fast the lab's queue is: a large grid, claims, ends, renewals, cancels, a list of 100,000, and decisions."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import queue
+import multiprocessing
 import random
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx2 as httpx
@@ -16,7 +19,12 @@ import httpx2 as httpx
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import build_arm, judge
 from fulltilt.config import Config
+from fulltilt.hardware.proctree import find_marked
+from fulltilt.lab.executors import name_mark
+from fulltilt.lab.executors.local import LocalExecutor
+from fulltilt.lab.lab import Lab
 from fulltilt.lab.records import Experiment, Point
+from fulltilt.lab.runner.order import MARK
 from fulltilt.lab.scheduling.order import Room, plan_starts
 from fulltilt.lab.serving import open_lab, serve
 
@@ -25,12 +33,22 @@ NEEDS_PEERS = False
 DEVICES = ("cpu",)
 
 N_AXIS = 100  # values of each of the two axes of the grid
-N_CLIENTS, N_ENDED = 8, 480
+N_CLIENTS, N_ENDED = 8, 2400
+N_RENEWING, RENEWAL_S, N_RENEWALS = 500, 15.0, 2
+N_CANCELLED, N_SLOTS = 20, 4
+STAND_IN = (
+    sys.executable,
+    "-S",
+    "-c",
+    "import time; time.sleep(600)",
+)  # a training that saves nothing when told to end
 N_ROWS, N_PAGES = 100_000, 200
 N_MACHINES, N_GPUS, N_QUEUED, N_OWNERS = 1000, 8, 1_000_000, 20
 WINDOW = 8064  # queued experiments of an owner that a decision looks at: all devices, and 64 more
 CALL = "request"
 CONFIG = Config().to_values()
+SPAWN = multiprocessing.get_context("spawn")
+PATIENCE_S = 300.0  # with a process of clients
 
 
 def run(context: Context) -> Findings:
@@ -38,12 +56,16 @@ def run(context: Context) -> Findings:
     with tempfile.TemporaryDirectory() as folder:
         grid_s, again_s, n_added = measure_grid(Path(folder) / "grid", n_axis=N_AXIS // scale, n=2 if scale > 1 else 7)
         rate, calls_s = measure_ends(Path(folder) / "ends", n=N_ENDED // scale)
+        late_s = measure_renewals(Path(folder) / "renewals", n=N_RENEWING // scale, wait_s=RENEWAL_S / scale)
+        cancels_s = measure_cancels(Path(folder) / "cancels", n=N_CANCELLED // min(scale, 4))
         opened_s, pages_s = measure_pages(Path(folder) / "rows", n=N_ROWS // scale, n_pages=N_PAGES // scale)
     decision = simulate(n_queued=N_QUEUED // scale, n_machines=N_MACHINES // scale)
     arms = (
         build_arm(grid_s, case="10,000 points", arm="submit", metric="seconds", unit_of_replication="lab"),
         build_arm(again_s, case="10,000 points", arm="submit again", metric="seconds", unit_of_replication="lab"),
         build_arm(calls_s, case="8 clients", arm="hello and finish", metric="seconds", unit_of_replication=CALL),
+        build_arm(late_s, case="500 runners", arm="renewal, late", metric="seconds", unit_of_replication=CALL),
+        build_arm(cancels_s, case="4 at once", arm="cancel", metric="seconds", unit_of_replication="training"),
         build_arm(pages_s, case="100,000 experiments", arm="queue page", metric="seconds", unit_of_replication=CALL),
         build_arm(opened_s, case="100,000 experiments", arm="start", metric="seconds", unit_of_replication="start"),
         build_arm(
@@ -54,15 +76,20 @@ def run(context: Context) -> Findings:
     targets = (
         judge("10,000 points committed, s", arms[0].median, arms[0].ci95, at_most=2.0),
         judge("experiments that a second submission adds", float(n_added), None, at_most=0.0),
-        judge("claimed and ended a second", rate, None, at_least=300.0),
+        judge("requests a second of eight clients that claim and finish", 2 * rate, None, at_least=300.0),
+        judge("experiments claimed, begun and ended a second", rate, None, at_least=300.0),
         judge("p99 of a runner's call, s", percentile(calls_s, 0.99), None, at_most=0.1),
+        judge("p99 of how late a renewal is answered, s", percentile(late_s, 0.99), None, at_most=0.05),
+        judge("p95 from a cancel to the end of the training, s", percentile(cancels_s, 0.95), None, at_most=5.0),
         judge("p95 of the page of the queue, s", percentile(pages_s, 0.95), None, at_most=0.15),
-        judge("start with 100,000 experiments, s", arms[4].median, arms[4].ci95, at_most=5.0),
+        judge("start with 100,000 experiments, s", arms[6].median, arms[6].ci95, at_most=5.0),
         judge(
             "longest wait of an owner with nothing running, decisions", float(decision.longest_wait), None, at_most=1.0
         ),
     )
     notes = (
+        "an experiment is claimed by the scheduler, eight at a time, and takes two requests of a client: hello and "
+        "finish, with no files; the survey's prototype took two as well, claim and finish, and made 588 a second",
         f"a decision for {N_MACHINES:,} machines starts up to {N_MACHINES * N_GPUS:,} experiments of {N_QUEUED:,}",
         f"it looks at the first {WINDOW:,} of each of {N_OWNERS} owners; experiments of 8 GPUs waited "
         f"{decision.wait_of_large:.1f} decisions in the mean, those of one {decision.wait_of_small:.1f}",
@@ -88,34 +115,107 @@ def measure_grid(folder: Path, *, n_axis: int, n: int) -> tuple[list[float], lis
 
 def measure_ends(folder: Path, *, n: int) -> tuple[float, list[float]]:
     """Claim experiments as the scheduler does, and have eight clients begin and end them → a second, each call."""
-    calls_s: list[float] = []
-    tokens: queue.Queue[str | None] = queue.Queue(N_CLIENTS)
     with serve_lab(folder) as (lab, address, _):
         lab.store.add("/grid.yaml", build_points(n), [])
         waiting = lab.store.read_experiments()
-
-        def work() -> None:
-            with httpx.Client(base_url=address.url, timeout=60.0, trust_env=False) as client:
-                while token := tokens.get():
-                    headers = {"Authorization": f"Bearer {token}"}
-                    for what, body in (("hello", {"node": "n1", "pid": 1}), ("finish", {"outcome": "succeeded"})):
-                        started = time.perf_counter()
-                        client.post(f"/runner/{what}", json=body, headers=headers).raise_for_status()
-                        calls_s.append(time.perf_counter() - started)
-
-        threads = [threading.Thread(target=work) for _ in range(N_CLIENTS)]
+        tokens, said = SPAWN.Queue(2 * N_CLIENTS), SPAWN.Queue()
+        clients = SPAWN.Process(target=end_experiments, args=(address.url, tokens, said))
+        clients.start()
+        said.get(timeout=PATIENCE_S)
         began = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for experiment in waiting:
-            tokens.put(lab.store.lease(experiment, node="n1", devices=["d"], n_threads=None, engine="none")[1])
-        for _ in threads:
+        for first in range(0, n, N_CLIENTS):
+            for token in claim(lab, waiting[first : first + N_CLIENTS]):
+                tokens.put(token)
+        for _ in range(N_CLIENTS):
             tokens.put(None)
-        for thread in threads:
-            thread.join()
+        calls_s = said.get(timeout=PATIENCE_S)
         rate = n / (time.perf_counter() - began)
+        clients.join()
         assert lab.store.count_states() == {"succeeded": n}
     return rate, calls_s
+
+
+def end_experiments(url: str, tokens, said) -> None:
+    """Be eight clients, in a process of their own as runners are, until no token is left."""
+    calls_s: list[float] = []
+
+    def work(client: httpx.Client) -> None:
+        while token := tokens.get():
+            headers = {"Authorization": f"Bearer {token}"}
+            for what, body in (("hello", {"node": "n1", "pid": 1}), ("finish", {"outcome": "succeeded"})):
+                started = time.perf_counter()
+                client.post(f"/runner/{what}", json=body, headers=headers).raise_for_status()
+                calls_s.append(time.perf_counter() - started)
+
+    clients = [httpx.Client(base_url=url, timeout=60.0, trust_env=False) for _ in range(N_CLIENTS)]
+    threads = [threading.Thread(target=work, args=(client,)) for client in clients]
+    said.put("ready")
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    said.put(calls_s)
+
+
+def measure_renewals(folder: Path, *, n: int, wait_s: float) -> list[float]:
+    """Have runners renew their leases, each every ``wait_s`` → how much later than that each answer came."""
+    with serve_lab(folder) as (lab, address, _):
+        lab.store.add("/grid.yaml", build_points(n), [])
+        said = SPAWN.Queue()
+        given = (address.url, claim(lab, lab.store.read_experiments()), wait_s, said)
+        runners = SPAWN.Process(target=renew_leases, args=given)
+        runners.start()
+        late_s = said.get(timeout=PATIENCE_S)
+        runners.join()
+    return late_s
+
+
+def renew_leases(url: str, tokens: list[str], wait_s: float, said) -> None:
+    """Be as many runners as there are tokens, which begin at random times of the first ``wait_s``."""
+    late_s: list[float] = []
+
+    async def renew(token: str) -> None:
+        headers, body = {"Authorization": f"Bearer {token}"}, {"wait_s": wait_s}
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60.0, trust_env=False, verify=False) as own:
+            await asyncio.sleep(random.uniform(0.0, wait_s))
+            for _ in range(N_RENEWALS):
+                started = time.perf_counter()
+                (await own.post("/runner/renew", json=body)).raise_for_status()
+                late_s.append(time.perf_counter() - started - wait_s)
+
+    async def work() -> None:
+        await asyncio.gather(*map(renew, tokens))
+
+    asyncio.run(work())
+    said.put(late_s)
+
+
+def measure_cancels(folder: Path, *, n: int) -> list[float]:
+    """Cancel trainings that run beside others → seconds from each request until the processes are gone."""
+    executor, seconds = LocalExecutor(list(range(N_SLOTS)), logs=folder / "runners"), []
+    with serve_lab(folder, [executor], command=STAND_IN) as (lab, _, client):
+        lab.store.add("/grid.yaml", build_points(n), [])
+        lab.woken.set()
+        for number in range(1, n + 1):
+            while not is_training(experiment := lab.store.read_experiments(id=f"e{number}")[0]):
+                time.sleep(0.05)
+            started = time.perf_counter()
+            client.post(f"/api/experiments/{experiment.id}/cancel").raise_for_status()
+            while find_marked(f"{MARK}={name_mark(experiment)}"):
+                time.sleep(0.01)
+            seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def is_training(experiment: Experiment) -> bool:
+    """Return whether the training itself has begun, beside its runner and its guard."""
+    return experiment.state == "running" and bool(find_marked(f"{MARK}={name_mark(experiment)}"))
+
+
+def claim(lab: Lab, waiting: Sequence[Experiment]) -> list[str]:
+    """Claim experiments in one transaction, as the scheduler does → their tokens."""
+    place = {"node": "n1", "devices": ["d"], "n_threads": None, "engine": "none"}
+    return [token for _, token in filter(None, lab.store.lease_all([(each, place) for each in waiting]))]
 
 
 def measure_pages(folder: Path, *, n: int, n_pages: int) -> tuple[list[float], list[float]]:
@@ -186,9 +286,9 @@ def simulate(*, n_queued: int, n_machines: int, n_turns: int = 40) -> Simulation
 
 
 @contextlib.contextmanager
-def serve_lab(folder: Path):
+def serve_lab(folder: Path, executors: Sequence[LocalExecutor] = (), **given):
     folder.mkdir(parents=True, exist_ok=True)
-    with open_lab(folder, create=True) as lab, serve(lab, []) as (address, _):
+    with open_lab(folder, create=True) as lab, serve(lab, executors, **given) as (address, _):
         headers = {"Authorization": f"Bearer {address.token}"}
         with httpx.Client(base_url=address.url, headers=headers, timeout=60.0, trust_env=False) as client:
             yield lab, address, client
