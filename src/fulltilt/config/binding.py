@@ -130,6 +130,8 @@ def import_object(path: str, *, base_dir: str | None = None, where: str | None =
         raise ConfigError(said, key=where) from error
     module = found
     for name in attributes.split("."):
+        if name.startswith("__"):
+            raise ConfigError(f"{path}: {name} is Python's own; name a class or a function of yours", key=where)
         if not hasattr(found, name):
             if found is module and (own := _find_hidden(module, module_name, folders)):
                 taken = f"{module_name} is another module, {getattr(module, '__file__', None) or 'built into Python'}"

@@ -16,6 +16,7 @@ from fulltilt.errors import ConfigError
 MAX_FILE_BYTES = 2**20
 MAX_VALUES = 100_000  # anchors can multiply a small file without end
 MAX_DEPTH = 40
+MAX_INT_BITS = 1023  # beyond, it is no float, and Python refuses to write it down
 GRID_TAG = "!grid"
 COMMAND_LINE = "command line"
 _PREFIX = "tag:yaml.org,2002:"
@@ -174,10 +175,13 @@ class _Reader:
         raise_problems(self.problems)
         return value
 
-    def read(self, node: Node, *, depth: int, in_flow: bool) -> Any:
+    def count(self, node: Node, depth: int) -> None:
         self.n_values += 1
         if self.n_values > MAX_VALUES or depth > MAX_DEPTH:
             raise self.fail(f"more than {MAX_VALUES} values or {MAX_DEPTH} levels (an anchor inside itself?)", node)
+
+    def read(self, node: Node, *, depth: int, in_flow: bool) -> Any:
+        self.count(node, depth)
         tag = str(node.tag)
         if isinstance(node, SequenceNode) and tag in (f"{_PREFIX}seq", GRID_TAG):
             values = _rejoin_calls([self.read(n, depth=depth + 1, in_flow=True) for n in node.value])
@@ -192,13 +196,16 @@ class _Reader:
         if not isinstance(node, ScalarNode) or kind not in ("int", "float", "bool", "null"):
             raise self.fail(f"unknown tag {tag.replace(_PREFIX, '!!')}; the only tag is !grid, before a list", node)
         try:
-            return self.constructor.construct_object(node)
+            value = self.constructor.construct_object(node)
         except (ValueError, KeyError, YAMLError):
-            raise self.fail(f"{node.value!r} is not {kind}", node) from None
+            raise self.fail(f"{node.value[:40]!r} is not {kind}", node) from None
+        if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+            raise self.fail(f"{node.value[:40]}… is a number of {value.bit_length()} bits; write a smaller one", node)
+        return value
 
     def read_items(self, node: MappingNode, *, depth: int, is_flow: bool) -> Iterator[Item]:
         first: dict[str, tuple[Node, Node]] = {}
-        for key_node, value_node, is_merged in _expand_merges(node):
+        for key_node, value_node, is_merged in self.expand_merges(node):
             if not isinstance(key_node, ScalarNode):
                 raise self.fail("a key must be a single word", key_node)
             key = str(key_node.value)
@@ -208,6 +215,19 @@ class _Reader:
                 lines = f"here and in line {_line_of(first[key][0])}"
                 self.problems.append(self.fail(f"key {key!r} stands {lines}; keep one", key_node))
         yield from _rejoin_items([self.read_item(*pair, depth, is_flow) for pair in first.values()])
+
+    def expand_merges(self, node: MappingNode, depth: int = 0) -> Iterator[tuple[Node, Node, bool]]:
+        """Yield a mapping's own pairs first, then those of ``<<``, each with whether it was merged."""
+        self.count(node, depth)
+        merged: list[MappingNode] = []
+        for key, value in node.value:
+            sources = value.value if isinstance(value, SequenceNode) else [value]
+            if str(key.value) == "<<" and all(isinstance(source, MappingNode) for source in sources):
+                merged.extend(sources)
+            else:
+                yield key, value, depth > 0
+        for source in merged:
+            yield from ((k, v, True) for k, v, _ in self.expand_merges(source, depth + 1))
 
     def read_item(self, key: Node, value: Node, depth: int, is_flow: bool) -> Item:
         return Item(
@@ -220,21 +240,6 @@ class _Reader:
             end=_find_end(value),
             is_flow=is_flow,
         )
-
-
-def _expand_merges(node: MappingNode, depth: int = 0) -> Iterator[tuple[Node, Node, bool]]:
-    """Yield a mapping's own pairs first, then those of ``<<``, each with whether it was merged."""
-    merged: list[Node] = []
-    for key, value in node.value:
-        sources = value.value if isinstance(value, SequenceNode) else [value]
-        is_merge = str(key.value) == "<<" and all(isinstance(source, MappingNode) for source in sources)
-        if is_merge and depth < MAX_DEPTH:
-            merged.extend(sources)
-        else:
-            yield key, value, depth > 0
-    for source in merged:
-        if isinstance(source, MappingNode):
-            yield from ((k, v, True) for k, v, _ in _expand_merges(source, depth + 1))
 
 
 def _find_end(node: Node) -> int:

@@ -9,6 +9,7 @@ from fulltilt.config.calls import format_value
 from fulltilt.config.leaves import LEAVES
 from fulltilt.errors import ConfigError
 
+MAX_TEXT = 2**16  # characters that references may bring into one value: a few lines of them could fill any memory
 _REFERENCE = re.compile(r"\$\{\s*([^{}]*?)\s*\}")
 
 
@@ -22,12 +23,21 @@ def resolve_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         The resolved values, and a message for every key that could not be resolved.
     """
     done: dict[str, Any] = {}
+    room: dict[str, int] = {}
+
+    def refer(spelled: str, path: tuple[str, ...]) -> Any:
+        found = resolve_key(_find_key(spelled), path)
+        room[path[-1]] -= len(str(found))
+        if room[path[-1]] < 0:
+            raise ConfigError(f"its references bring more than {MAX_TEXT} characters; write what is meant")
+        return found
 
     def resolve_key(key: str, path: tuple[str, ...]) -> Any:
         if key in path:
             chain = " → ".join([*path[path.index(key) :], key])
             raise ConfigError(f"refers to itself: {chain}; put a value in one of them")
         if key not in done:
+            room[key] = MAX_TEXT
             done[key] = resolve_value(values[key] if key in values else LEAVES[key].default, (*path, key))
         return done[key]
 
@@ -39,10 +49,10 @@ def resolve_references(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
         if not isinstance(value, str):
             return value
         if whole := _REFERENCE.fullmatch(value):
-            return resolve_key(_find_key(whole[1]), path)
+            return refer(whole[1], path)
 
         def insert(reference: re.Match[str]) -> str:
-            found = resolve_key(_find_key(reference[1]), path)
+            found = refer(reference[1], path)
             return found if isinstance(found, str) else format_value(found)
 
         text = _REFERENCE.sub(insert, value)
