@@ -9,6 +9,7 @@ import dataclasses
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -227,8 +228,13 @@ class _Attempt:
             marks = Marks(memory.fileno(), len(self._devices))
             from torch.distributed import TCPStore
 
-            # Held by this process: no port is chosen that another one could take.
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            # Held by this process: no port is chosen that another one could take. A store asks nobody for a password,
+            # and by itself it listens at every address of the machine.
+            listener = socket.create_server(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+            store = TCPStore(
+                "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
             try:
                 for index, device in enumerate(self._devices):
                     self._ranks.append(self._start(index, device, memory.fileno(), request.fileno(), store.port))
