@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._signals import Terminated
-from fulltilt.errors import ConfigError, UsageError
+from fulltilt.errors import ConfigError, UsageError, strip_control_codes
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from fulltilt.config import Config
 
@@ -152,7 +153,8 @@ def is_import_path(source: str) -> bool:
 def build_console(*, to_stderr: bool = False, is_screen: bool = False) -> Console:
     """Build a rich console that prints square brackets literally, and with ``--quiet`` only what ``print_result`` does.
 
-    With ``--json -`` stdout belongs to the document, so people read stderr.
+    No text that it prints steers the terminal, whoever wrote it. With ``--json -`` stdout belongs to the document, so
+    people read stderr.
 
     Args:
         is_screen: It prints what a command says last, which fits a screen in a file too.
@@ -161,6 +163,9 @@ def build_console(*, to_stderr: bool = False, is_screen: bool = False) -> Consol
 
     class PipeConsole(Console):
         """rich alone ends the program with exit code 1 where the reader of a pipe is gone."""
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            return super().render_str(strip_control_codes(text), **options)
 
         def on_broken_pipe(self) -> None:
             self.quiet = True  # what is still said on the way out has no reader either

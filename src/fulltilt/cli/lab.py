@@ -77,6 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action in one.values():
         action.add_argument("id", metavar="ID", help="of the experiment, as fulltilt lab list names it")
     one["logs"].add_argument("-f", "--follow", action="store_true", help="go on as it prints, until it is over")
+    one["show"].add_argument("--reveal", action="store_true", help="secrets too; only with the token of the owner")
     one["priority"].add_argument("value", type=int, metavar="N", help="from -1000 to 1000")
     speaking, local = add_actions(actions)
     for action in (submit, listing, *speaking, *(action for name, action in one.items() if name != "logs")):
@@ -90,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--url",
             metavar="U",
             help="a lab on another machine; the environment's FULLTILT_LAB_TOKEN holds a token of it, as fulltilt lab "
-            "token create makes one there",
+            "token create makes one there, and FULLTILT_LAB_AUTHORITY the PEM file of a certificate that signed itself",
         )
 
 
@@ -123,10 +124,12 @@ def find_address(args: argparse.Namespace) -> Any:
 
     if args.url is None:
         return None
-    token = os.environ.get("FULLTILT_LAB_TOKEN")
+    token, authority = os.environ.get("FULLTILT_LAB_TOKEN"), os.environ.get("FULLTILT_LAB_AUTHORITY")
     if not token:
         raise UsageError("FULLTILT_LAB_TOKEN holds no token; the server printed one, or its lab's folder has it")
-    return Address(url=args.url.rstrip("/"), token=token)
+    if authority and not Path(authority).is_file():
+        raise UsageError(f"FULLTILT_LAB_AUTHORITY: {authority} is no file; name the PEM file of the certificate")
+    return Address(url=args.url.rstrip("/"), token=token, authority=authority or None)
 
 
 def _run_list(args: argparse.Namespace, client: Client) -> int:
@@ -149,7 +152,7 @@ def _run_show(args: argparse.Namespace, client: Client) -> int:
     from fulltilt.lab import listing
     from fulltilt.report import format_duration
 
-    document = client.get(f"/api/experiments/{args.id}")
+    document = client.get(f"/api/experiments/{args.id}", **({"reveal": True} if args.reveal else {}))
     write_json(args.json, document)
     if args.json == "-":
         return 0
@@ -158,14 +161,14 @@ def _run_show(args: argparse.Namespace, client: Client) -> int:
     is_over = found["state"] in ("succeeded", "failed")
     sentence = f"{found['id']} ({listing.describe_point(found)}) {'has' if is_over else 'is'} {found['state']}"
     sentence += f": {said}" if said else ""
-    print_result(console, strip_control_codes(sentence), soft_wrap=True)
+    print_result(console, sentence, soft_wrap=True)
     console.print(f"from {document['source']}, priority {found['priority']}, folder {found['out_dir']}", soft_wrap=True)
     for attempt in document["attempts"]:
         ended_s = attempt["ended_s"] or time.time()
         console.print(
             f"attempt {attempt['number']} on {attempt['node']} ({', '.join(attempt['devices'])}), "
             f"{format_duration(ended_s - attempt['started_s'])}: "
-            + strip_control_codes(": ".join(filter(None, (attempt["outcome"] or "under way", attempt["reason"])))),
+            + ": ".join(filter(None, (attempt["outcome"] or "under way", attempt["reason"]))),
             soft_wrap=True,
         )
     return 0

@@ -45,7 +45,7 @@ def write_backup(folder: Path, target: Path) -> dict[str, Any]:
             "where it is elsewhere, its --depot"
         )
     with (
-        open_atomic(target) as stream,
+        open_atomic(target, new_mode=0o600) as stream,  # it holds what the lab's folder shows to nobody else
         tarfile.open(fileobj=stream, mode="w") as tar,
         tempfile.TemporaryDirectory(dir=target.resolve().parent, prefix=f".{target.name}.") as staging,
     ):

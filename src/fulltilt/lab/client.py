@@ -16,6 +16,7 @@ from fulltilt.errors import RunFolderError, UsageError
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.executors.local import LocalExecutor
 from fulltilt.lab.lab import RUNNER_LOGS
+from fulltilt.lab.runner.link import trust
 from fulltilt.lab.runner.order import Order
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.serving import ADDRESS, Address, find_server, open_lab
@@ -77,6 +78,7 @@ class Client:
             headers=headers,
             timeout=TIMEOUT,
             trust_env=False,
+            verify=trust(self._address.authority),
         ) as client:
             return await client.request(method, path, **options)
 

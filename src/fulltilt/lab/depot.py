@@ -15,6 +15,7 @@ from typing import BinaryIO
 import fsspec
 
 from fulltilt.errors import StorageError
+from fulltilt.lab.beneath import open_beneath
 
 PIECE_BYTES = 1 << 20
 LINK_BYTES = 1 << 20  # smaller ones are copied: people edit them
@@ -33,7 +34,12 @@ class Depot:
         self._folder = Path(self._root) if "file" in _list_protocols(self._system) else None
 
     def has(self, digest: str) -> bool:
-        return self._system.exists(self._place(digest))
+        place = self._place(digest)
+        if self._folder is None:
+            return self._system.exists(place)
+        with contextlib.suppress(FileNotFoundError), open_beneath(self._folder, digest[:2], digest):
+            return True
+        return False
 
     def claim(self, digest: str) -> bool:
         """Return whether a file is there; one that is counts as new from now on (``list_older``)."""
@@ -102,22 +108,28 @@ class Depot:
             write_verified(iter(lambda: source.read(PIECE_BYTES), b""), digest, target)
 
     def open(self, digest: str) -> BinaryIO:
+        place = self._place(digest)
         try:
-            return self._system.open(self._place(digest), "rb")
+            if self._folder is not None:  # others may write there: a link that they laid is not followed
+                return open_beneath(self._folder, digest[:2], digest)
+            return self._system.open(place, "rb")
         except FileNotFoundError:
             raise StorageError(f"{self.uri} holds no file {digest}") from None
 
     def measure(self, digest: str) -> int:
         """Return the size of a stored file in bytes."""
-        return self._system.size(self._place(digest))
+        if self._folder is None:
+            return self._system.size(self._place(digest))
+        with self.open(digest) as stream:
+            return os.fstat(stream.fileno()).st_size
 
     def link(self, digest: str, target: Path) -> None:
         """Put a stored file to ``target``, as a link where that is possible."""
         if self._folder is not None and self.measure(digest) >= LINK_BYTES:
             partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
             target.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(OSError):
-                os.link(self._place(digest), partial)
+            with contextlib.suppress(OSError), self.open(digest) as stream:
+                os.link(f"/proc/self/fd/{stream.fileno()}", partial, src_dir_fd=stream.fileno())
                 partial.replace(target)
                 return
         self.get(digest, target)

@@ -4,10 +4,11 @@ import csv
 from collections.abc import Sequence
 from typing import TextIO
 
+from fulltilt.errors import strip_control_codes
 from fulltilt.lab.listing import Entry
 
 FIRST = ("id", "sweep", "state", "attempt", "seconds")
-DANGEROUS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet takes a text that begins so for a formula
+DANGEROUS = ("=", "+", "-", "@", "\t")  # a spreadsheet takes a text that begins so for a formula
 
 
 def write_csv(entries: Sequence[Entry], stream: TextIO) -> None:
@@ -15,7 +16,7 @@ def write_csv(entries: Sequence[Entry], stream: TextIO) -> None:
     axes = dict.fromkeys(key for entry in entries for key in entry["point"])
     metrics = dict.fromkeys(name for entry in entries for name in entry["metrics"])
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*FIRST, *axes, *metrics, "reason"])
+    writer.writerow(list(map(_disarm, [*FIRST, *axes, *metrics, "reason"])))
     for entry in entries:
         values = [entry[name] for name in FIRST] + [entry["point"].get(key) for key in axes]
         values += [entry["metrics"].get(name) for name in metrics] + [entry["reason"]]
@@ -25,4 +26,7 @@ def write_csv(entries: Sequence[Entry], stream: TextIO) -> None:
 def _disarm(value: object) -> object:
     if value is None:
         return ""
-    return f"'{value}" if isinstance(value, str) and value.startswith(DANGEROUS) else value
+    if not isinstance(value, str):
+        return value
+    text = strip_control_codes(value)  # a bare carriage return would begin another line
+    return f"'{text}" if text.startswith(DANGEROUS) else text

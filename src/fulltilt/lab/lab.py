@@ -3,7 +3,9 @@
 import dataclasses
 import threading
 from pathlib import Path
+from typing import BinaryIO, Literal
 
+from fulltilt.lab.beneath import open_beneath
 from fulltilt.lab.depot import Depot
 from fulltilt.lab.metrics import Metrics
 from fulltilt.lab.records import Attempt
@@ -45,3 +47,8 @@ def find_stream(lab: Path, attempt: Attempt, name: str) -> Path:
     """Return the file of what an attempt's runner appends: ``log-2.txt``, ``events-2.jsonl``."""
     stem, _, suffix = name.partition(".")
     return find_out_dir(lab, attempt.experiment) / f"{stem}-{attempt.number}.{suffix}"
+
+
+def open_stream(lab: Path, attempt: Attempt, name: str, mode: Literal["rb", "ab"] = "rb") -> BinaryIO:
+    """Open that file, without a buffer. Raises FileNotFoundError where it is not there, or a link."""
+    return open_beneath(lab, *find_stream(lab, attempt, name).relative_to(lab).parts, mode=mode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.errors import strip_control_codes
-from fulltilt.lab.lab import find_out_dir, find_stream
+from fulltilt.lab.lab import find_out_dir, open_stream
 from fulltilt.lab.records import Experiment
+from fulltilt.lab.redaction import redact
 from fulltilt.records import VERSION
 from fulltilt.report import format_duration
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 SHOWN = ("id", "sweep", "state", "attempt", "priority", "point", "overrides", "owner", "wish", "node", "devices")
 SHOWN += ("n_threads", "reason")
+WRITTEN = ("point", "overrides", "reason")  # by people and trainings: there may be a secret in it
 COUNTED = (
     "succeeded",
     "failed",
@@ -60,7 +63,10 @@ def build_document(lab: Path, experiments: Sequence[Experiment]) -> dict[str, An
 
 
 def build_entry(lab: Path, experiment: Experiment) -> dict[str, Any]:
+    """Build what is shown of an experiment, without secrets."""
+    written = {name: redact(getattr(experiment, name)) for name in WRITTEN}
     return {name: getattr(experiment, name) for name in SHOWN} | {
+        **written,
         "metrics": read_metrics(lab, experiment),
         "seconds": compute_seconds(experiment),
         "out_dir": str(find_out_dir(lab, experiment.id).resolve()),
@@ -80,15 +86,24 @@ def read_metrics(lab: Path, experiment: Experiment) -> Mapping[str, float]:
     if experiment.state == "succeeded" or experiment.attempt == 0:
         return experiment.metrics
     try:
-        with find_stream(lab, experiment.newest, "events.jsonl").open("rb") as stream:
+        with open_stream(lab, experiment.newest, "events.jsonl") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = stream.read().split(b"\n")
     except OSError:
         return {}
     for line in reversed(lines[:-1]):  # the last one may be half written
         if line.startswith(b'{"event": "Evaluated"'):
-            return json.loads(line)["metrics"]
+            return read_numbers(line, "metrics")
     return {}
+
+
+def read_numbers(line: bytes, key: str) -> dict[str, float]:
+    """Return the finite numbers of a mapping in a line of an event log; what a runner sends may be anything."""
+    try:
+        found = json.loads(line)[key]
+        return {str(name): value for name, value in found.items() if math.isfinite(value)}
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        return {}
 
 
 def describe_counts(entries: Sequence[Entry]) -> str:
@@ -140,7 +155,7 @@ def build_table(entries: Sequence[Entry], *, n_rows: int | None = N_ROWS) -> Tab
             min_width=None if name in ("point", "metrics") else width,  # only these two may be cut
         )
     for entry, cells in rows:
-        table.add_row(*map(Text, cells), style=STYLES.get(entry["state"], ""))
+        table.add_row(*(Text(strip_control_codes(cell)) for cell in cells), style=STYLES.get(entry["state"], ""))
     return table
 
 
@@ -150,7 +165,7 @@ def _list_cells(entry: Entry) -> list[str]:
         entry["id"],
         entry["state"] + (f" ({entry['attempt']})" if entry["attempt"] > 1 else ""),
         describe_point(entry),
-        strip_control_codes(entry["reason"] or "") if is_troubled else describe_metrics(entry["metrics"]),
+        entry["reason"] or "" if is_troubled else describe_metrics(entry["metrics"]),
         ", ".join(entry["devices"]),
         "" if entry["seconds"] is None else format_duration(entry["seconds"]),
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from fulltilt.errors import UsageError
 from fulltilt.lab.lab import Lab, find_out_dir
 from fulltilt.lab.points import Grid, read_grid
-from fulltilt.lab.records import Code, Experiment
+from fulltilt.lab.records import Code, Experiment, is_plain_name
 from fulltilt.lab.scheduling.order import Room, find_impossible
 from fulltilt.lab.snapshot import pack_files
 from fulltilt.lab.states import LIVE, OVER, WAITING
@@ -55,8 +55,10 @@ def read_submission(lab: Lab, *, source: str, text: str, overrides: Sequence[str
     Raises:
         ConfigError: the configuration is no good. UsageError: no machine can ever run it.
     """
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    path = write_atomic(lab.folder / "sweeps" / digest / Path(source).name, text)
+    digest, name = hashlib.sha256(text.encode()).hexdigest()[:16], Path(source).name
+    if not is_plain_name(name):
+        raise UsageError(f"{name!r} is no name of a file; give the configuration another one")
+    path = write_atomic(lab.folder / "sweeps" / digest / name, text)
     grid = read_grid(str(path), overrides)
     if rooms and (obstacle := find_impossible(grid.n_devices, rooms)):
         raise UsageError(f"{Path(source).name} cannot run here: {obstacle}; ask for fewer, or add a machine")
@@ -140,7 +142,8 @@ def make_token(lab: Lab, *, role: str, label: str, lasts_s: float | None = None)
 def find(lab: Lab, id: str) -> Experiment:
     """Return an experiment. Raises UsageError with the nearest ids if there is none of this name."""
     number = id.removeprefix("e")
-    found = lab.store.read_experiments(id=f"e{number}") if number.isdecimal() and len(number) < 10 else ()
+    is_number = number.isascii() and number.isdecimal() and len(number) < 10
+    found = lab.store.read_experiments(id=f"e{number}") if is_number else ()
     if not found:
         total = sum(lab.store.count_states().values())
         raise UsageError(f"there is no experiment {id!r}; there are {total}, and fulltilt lab list names them")

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from fulltilt.errors import StorageError, UsageError
-from fulltilt.lab.lab import Lab, find_stream
+from fulltilt.lab.lab import Lab, find_stream, open_stream
 from fulltilt.lab.points import build_words, write_words
-from fulltilt.lab.records import Artefact, Attempt, Experiment
+from fulltilt.lab.records import Artefact, Attempt, Experiment, is_plain_name
+from fulltilt.lab.redaction import redact
 from fulltilt.lab.scheduling.ends import End
 from fulltilt.lab.scheduling.leases import ENDING_PART
 from fulltilt.lab.settling import settle
@@ -40,7 +41,8 @@ def greet(lab: Lab, attempt: Attempt, *, node: str, pid: int) -> dict[str, Any]:
     lab.leases.renew(attempt)
     work = lab.store.read_work(attempt.experiment)
     devices = ", ".join(experiment.devices)
-    said = " ".join([work.source.name, *write_words(experiment.point), *experiment.overrides])
+    words = [*write_words(redact(experiment.point)), *redact(experiment.overrides)]
+    said = " ".join([work.source.name, *words])
     return {
         "experiment": attempt.experiment,
         "attempt": attempt.number,
@@ -72,7 +74,7 @@ def append(lab: Lab, attempt: Attempt, name: str, offset: int, data: bytes) -> i
         raise UsageError(f"there is no stream {name!r}; there are {', '.join(STREAMS)}")
     path = find_stream(lab.folder, attempt, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as stream:
+    with open_stream(lab.folder, attempt, name, "ab") as stream:
         size = stream.seek(0, os.SEEK_END)
         if offset != size:
             return size
@@ -139,7 +141,7 @@ def _keep(lab: Lab, attempt: Attempt, files: Sequence[Artefact]) -> None:
 
 def _require_stored(lab: Lab, files: Sequence[Artefact]) -> None:
     for file in files:
-        if "/" in file.name or file.name.startswith("."):
+        if not is_plain_name(file.name) or file.name.startswith("."):
             raise UsageError(f"{file.name!r} cannot be the name of a file of an experiment")
         if not lab.depot.has(file.digest):
             raise UsageError(f"{file.name} ({file.digest}) is not in the depot; send it first")

@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Any
 
 
+def is_plain_name(name: str) -> bool:
+    """Return whether a file below a folder can be named so: no path, and nothing that steers a terminal."""
+    return name.isprintable() and "/" not in name and bool(name.strip(".")) and len(name.encode()) <= 200
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
     """One point of a grid that is not stored yet.

@@ -28,8 +28,9 @@ from fulltilt.lab.runner.order import Order
 from fulltilt.lab.scheduling.leases import Leases, Term
 from fulltilt.lab.server.access import read_or_make_token
 from fulltilt.lab.server.app import LOOPBACK, build_app
+from fulltilt.lab.server.patience import PatientProtocol
 from fulltilt.lab.server_log import keep_log, tell
-from fulltilt.lab.store import open_store
+from fulltilt.lab.store import DATABASE, open_store
 from fulltilt.records.run_folder import write_atomic
 
 ADDRESS, PORT = "server.json", "port"  # the former in the lab's folder, while it is served
@@ -41,10 +42,15 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Address:
-    """Where a lab is served, and the token of its owner."""
+    """Where a lab is served, and the token of its owner.
+
+    Attributes:
+        authority: PEM file of who signed the server's certificate; None: who the machine trusts.
+    """
 
     url: str
     token: str
+    authority: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +77,9 @@ def open_lab(
         depot: URI for files; None: a folder in the lab's.
     """
     term = term or Term()
+    if create and not (folder / DATABASE).exists():
+        with contextlib.suppress(PermissionError):  # another's folder
+            folder.chmod(0o700)  # records, logs and configurations are the owner's
     with contextlib.closing(open_store(folder, url=database, create=create)) as store:
         files = Depot(depot or (folder / DEPOT).resolve())
         yield Lab(folder=folder, store=store, depot=files, term=term, leases=Leases(term, time.monotonic))
@@ -105,7 +114,9 @@ def serve(
     ):
         reached = next(iter(names), "127.0.0.1" if host in WILDCARDS else host)
         scheme = "http" if tls is None else "https"
-        address = Address(url=f"{scheme}://{_bracket(reached)}:{listener.getsockname()[1]}", token=token)
+        authority = None if tls is None else str(tls.certificate.resolve())
+        url = f"{scheme}://{_bracket(reached)}:{listener.getsockname()[1]}"
+        address = Address(url=url, token=token, authority=authority)
 
         def write_order(secret: str, mark: str, node: str) -> Order:
             return Order(
@@ -116,7 +127,7 @@ def serve(
                 root=str((lab.folder / LOCAL).resolve()),
                 depot=lab.depot.uri,
                 command=tuple(command),
-                authority=None if tls is None else str(tls.certificate.resolve()),
+                authority=authority,
             )
 
         coordinator = Coordinator(lab, executors, write_order)
@@ -175,6 +186,8 @@ def _build_server(app: FastAPI, tls: Tls | None) -> uvicorn.Server:
     """
     settings = uvicorn.Config(
         app,
+        http=PatientProtocol,
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

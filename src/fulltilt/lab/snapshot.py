@@ -17,6 +17,7 @@ from fulltilt.errors import UsageError
 
 SUFFIXES = (".py", ".yaml", ".yml", ".json", ".toml", ".txt", ".cfg")
 MOST_FILE_BYTES, MOST_BYTES, MOST_LOOKED_AT = 1 << 20, 64 << 20, 50_000
+MOST_FILES = 50_000  # of an archive
 NO_CODE = ("__pycache__", "node_modules", "runs", "site-packages")
 
 
@@ -65,13 +66,23 @@ def unpack_code(archive: Path, folder: Path, *, beside: Path) -> None:
 
     Args:
         beside: The folder it was packed from. Where it is there, what the archive lacks of it is linked.
+
+    Raises:
+        UsageError: it leads outside, is too large, or is none.
     """
     partial = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, "r:") as tar:  # as pack_files writes it: a packed one could grow without end
+            n_bytes = 0
+            for n_files, entry in enumerate(tar):
+                n_bytes += entry.size
+                if n_bytes > MOST_BYTES or n_files >= MOST_FILES:
+                    raise UsageError(f"the code is larger than {MOST_BYTES >> 20} MiB or {MOST_FILES} files")
             tar.extractall(partial, filter="data")
         _link_what_is_left_out(partial, beside)
         partial.rename(folder)
+    except tarfile.TarError as error:
+        raise UsageError(f"the code that was sent cannot be unpacked ({error}); submit it again") from error
     except OSError:
         if not folder.exists():  # else another attempt was faster
             raise

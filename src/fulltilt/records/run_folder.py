@@ -324,7 +324,7 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
 
 
 @contextlib.contextmanager
-def open_atomic(path: Path) -> Iterator[BinaryIO]:
+def open_atomic(path: Path, *, new_mode: int = NEW_FILE_MODE) -> Iterator[BinaryIO]:
     """Write a file in pieces: it takes its place, whole and synced, when the block ends well.
 
     A link keeps leading to its file, and a file that is replaced keeps its mode. What is no file at all, such as
@@ -340,7 +340,7 @@ def open_atomic(path: Path) -> Iterator[BinaryIO]:
                 yield stream
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else NEW_FILE_MODE
+        mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else new_mode
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as stream:

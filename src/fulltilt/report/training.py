@@ -92,7 +92,7 @@ def read_training_lines(name: str, lines: Sequence[str]) -> TrainingRun:
     """Read the lines of an event log; raises as ``read_training`` does."""
     try:
         return _assemble(name, [json.loads(line) for line in lines])
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         raise UsageError(f"{name}/{EVENTS_FILE} is not the event log of a training; name the folder of one") from None
 
 

@@ -76,6 +76,14 @@ def lab(tmp_path):
         yield lab
 
 
+def read_files(lab, id: str) -> list[bytes]:
+    found = []
+    for each in lab.store.read_artefacts(id):
+        with lab.depot.open(each.digest) as stream:
+            found.append(stream.read())
+    return found
+
+
 def test_a_lab_comes_back_with_its_results_and_what_ran_is_queued_again(lab, tmp_path):
     made = write_backup(lab.folder, tmp_path / "lab.tar")
     assert made["n_missing"] == 0
@@ -88,7 +96,7 @@ def test_a_lab_comes_back_with_its_results_and_what_ran_is_queued_again(lab, tmp
         states = {each.id: each.state for each in new.store.read_experiments()}
         assert states == {"e1": "succeeded", "e2": "queued", "e3": "held", "e4": "queued", "e5": "cancelled"}
         assert new.store.read_experiments(id="e1")[0].metrics == {"loss": 0.5}
-        assert [new.depot.open(each.digest).read() for each in new.store.read_artefacts("e2")] == [b"step 7"]
+        assert read_files(new, "e2") == [b"step 7"]
         code = new.store.read_work("e4").code
         assert code is not None
         assert new.depot.has(code.digest)
@@ -110,7 +118,7 @@ def test_a_checkpoint_that_is_replaced_while_the_backup_is_written_is_in_it_by_i
     assert write_backup(lab.folder, tmp_path / "lab.tar")["n_missing"] == 0
     restore_backup(tmp_path / "lab.tar", tmp_path / "new")
     with reopen(tmp_path / "new") as new:
-        assert [new.depot.open(each.digest).read() for each in new.store.read_artefacts("e2")] == [b"step 9"]
+        assert read_files(new, "e2") == [b"step 9"]
 
 
 def test_a_file_that_is_gone_for_good_is_counted_and_the_rest_is_saved(lab, tmp_path):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fulltilt.errors import StorageError
+from fulltilt.errors import StorageError, UsageError
 from fulltilt.hardware.proctree import build_death_wish, kill_marked
 from fulltilt.lab.runner.guard import FENCED, Deadline, read_clock_s
 from fulltilt.lab.runner.link import FencedError, Link, UnreachableError
@@ -70,6 +70,8 @@ class _Attempt:
             source = self._prepare()
         except (OSError, StorageError) as error:
             return End(outcome="infra_refused", reason=f"{self._order.node} cannot begin: {error}")
+        except UsageError as error:  # of the code, wherever it is tried
+            return End(outcome="user_error", reason=str(error))
         log = self._notes / "log.txt"
         self._shipping = Shipping(Link(self._order), log=log, out_dir=self._out_dir, renewal=renewal)
         with log.open("ab", buffering=0) as stream:

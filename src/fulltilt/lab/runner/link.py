@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import ssl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ class UnreachableError(Exception):
     """The server cannot be reached, or cannot answer now; that says nothing about the attempt."""
 
 
+def trust(authority: str | None) -> ssl.SSLContext | bool:
+    """Return whom to trust: the authority of a PEM file and nobody else; None: whom the machine trusts."""
+    return True if authority is None else ssl.create_default_context(cafile=authority)
+
+
 class Link:
     """One attempt's line to the server. Each thread has its own."""
 
@@ -37,7 +43,7 @@ class Link:
             base_url=order.url,
             headers={"Authorization": f"Bearer {order.token}"},
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
-            verify=order.authority or True,
+            verify=trust(order.authority),
             trust_env=False,  # a proxy of the environment must not see the token
         )
         self._depot = Depot(order.depot) if order.depot else None

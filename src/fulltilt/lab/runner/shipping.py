@@ -7,6 +7,7 @@ is away they wait in the files themselves.
 import threading
 from pathlib import Path
 
+from fulltilt.lab.records import is_plain_name
 from fulltilt.lab.runner.link import FencedError, Link, UnreachableError
 from fulltilt.lab.runner.renewal import Renewal
 from fulltilt.records.run_folder import drop_torn_line
@@ -89,7 +90,11 @@ def list_result_files(out_dir: Path) -> list[Path]:
     return sorted(
         path
         for path in out_dir.iterdir()
-        if path.is_file() and not path.is_symlink() and path.name not in LEFT_OUT and not path.name.startswith(".")
+        if path.is_file()
+        and not path.is_symlink()
+        and path.name not in LEFT_OUT
+        and not path.name.startswith(".")
+        and is_plain_name(path.name)
     )
 
 

@@ -6,7 +6,9 @@ cookie that no other site can send along; everything else sends it in the Author
 
 import collections
 import hmac
+import re
 import secrets
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from fastapi import Depends, HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fulltilt.errors import UsageError
 from fulltilt.lab.records import Attempt, Token
 from fulltilt.lab.store import Store
 from fulltilt.records.run_folder import write_atomic
@@ -24,7 +27,9 @@ COOKIE = "fulltilt_lab"
 ROLES = {"read": ("read", "submit", "admin"), "submit": ("submit", "admin"), "admin": ("admin",), "join": ("join",)}
 ROLES |= {"worker": ("worker",), "runner": ("runner",), "anyone": ()}
 TOKEN_FILE = "token"
-MOST_FAILURES, PAUSE_S = 10, 60.0  # wrong tokens typed into the page in so many seconds
+MOST_FAILURES, PAUSE_S = 10, 60.0  # wrong tokens typed into the page in so many seconds, from one address
+MOST_ADDRESSES = 1000  # whose guesses are remembered
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/]*))(?::\d*)?", re.ASCII)
 SAFE_METHODS = ("GET", "HEAD")
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
@@ -36,19 +41,25 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+_ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
 def read_or_make_token(lab: Path) -> str:
-    """Return the token of the lab's owner, from a file that only they can read; the first call makes it."""
+    """Return the token of the lab's owner, from a file that only they can read; the first call makes it.
+
+    Raises:
+        UsageError: others can read it too.
+    """
     path = lab / TOKEN_FILE
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        path.touch(mode=0o600)
-        token = secrets.token_urlsafe(24)
-        write_atomic(path, token + "\n")
+    path.touch(mode=0o600)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise UsageError(f"{path} has mode {mode:o}, so others can read it; remove it, and the lab gets another token")
+    if token := path.read_text().strip():
         return token
+    token = secrets.token_urlsafe(24)
+    write_atomic(path, token + "\n")
+    return token
 
 
 def allow(role: str) -> Callable[..., Token | None]:
@@ -78,16 +89,21 @@ def find_role(request: Request, token: str) -> str | None:
 
 
 class Patience:
-    """Counts wrong tokens, and asks for a pause when there are many: a guess must not be cheap."""
+    """Counts wrong tokens of each address, and asks for a pause when there are many: a guess must not be cheap."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock, self._failed_s = clock, collections.deque[float](maxlen=MOST_FAILURES)
+        self._clock, self._failed_s = clock, dict[str, collections.deque[float]]()
 
-    def may_try(self) -> bool:
-        return len(self._failed_s) < MOST_FAILURES or self._clock() - self._failed_s[0] > PAUSE_S
+    def may_try(self, address: str) -> bool:
+        failed_s = self._failed_s.get(address)
+        return failed_s is None or len(failed_s) < MOST_FAILURES or self._clock() - failed_s[0] > PAUSE_S
 
-    def note_failure(self) -> None:
-        self._failed_s.append(self._clock())
+    def note_failure(self, address: str) -> None:
+        failed_s = self._failed_s.pop(address, None) or collections.deque(maxlen=MOST_FAILURES)
+        failed_s.append(self._clock())
+        self._failed_s[address] = failed_s  # the last one now
+        while len(self._failed_s) > MOST_ADDRESSES:
+            del self._failed_s[next(iter(self._failed_s))]
 
 
 async def find_attempt(request: Request) -> Attempt:
@@ -126,15 +142,15 @@ class Gate:
 
         async def send_with_headers(message):
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_RAW_HEADERS]
+                message["headers"] = [*message["headers"], *_ENCODED]
             await send(message)
 
         await self._app(scope, receive, send_with_headers)
 
     def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        host = _strip_port(headers.get("host", ""))
-        if host not in self._hosts:
+        found = HOST.fullmatch(host := headers.get("host", "").lower())
+        if found is None or (found[1] or found[2]) not in self._hosts:
             return 421, f"this server is not {host!r}; add the name with --allow-host"
         if scope["method"] in SAFE_METHODS:
             return None
@@ -145,13 +161,6 @@ class Gate:
         if origin is not None and origin.partition("://")[2].lower() != headers["host"].lower():
             return 403, f"the request comes from {origin!r}"
         return None
-
-
-def _strip_port(host: str) -> str:
-    name = host.lower()
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name.partition(":")[0]
 
 
 def _read_token(request: Request) -> str | None:
@@ -170,6 +179,6 @@ def _find(request: Request, token: str) -> Token | None:
 
 async def _answer(send: Send, status: int, text: str) -> None:
     body = text.encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode()), *_ENCODED]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

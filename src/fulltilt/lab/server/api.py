@@ -5,22 +5,24 @@ import secrets
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from fulltilt._version import __version__
 from fulltilt.errors import UsageError
 from fulltilt.lab import listing, operations, retention
-from fulltilt.lab.lab import Lab, find_stream
+from fulltilt.lab.lab import Lab, open_stream
 from fulltilt.lab.points import find_axes
 from fulltilt.lab.records import Attempt, Code, Token
+from fulltilt.lab.redaction import redact
 from fulltilt.lab.server.access import allow
-from fulltilt.lab.server.bodies import stream_file, write_body
+from fulltilt.lab.server.bodies import MOST_FILE_BYTES, Digest, stream_file, write_body
 from fulltilt.lab.states import OVER, STATES
 from fulltilt.records import VERSION
 
 router = APIRouter(prefix="/api")
 MOST_TEXT = 1 << 20  # characters of a configuration
 LABEL = re.compile(r"[\w.@-]{1,64}")
+MOST_INT = 2**62  # that a database and a file can count to
 LOG_BYTES = 1 << 20  # of a log in one answer
 ACTIONS = {
     "cancel": operations.cancel,
@@ -33,14 +35,22 @@ Submitter = Annotated[Token, Depends(allow("submit"))]
 Owner = Annotated[Token, Depends(allow("admin"))]
 
 
+class SentCode(BaseModel):
+    digest: Digest
+    root: str = Field(max_length=4096)
+    entry: str = Field(max_length=4096)
+
+
 class Submission(BaseModel):
+    model_config = ConfigDict(extra="forbid")  # no environment, no command
+
     source: str = Field(max_length=4096)
     text: str = Field(max_length=MOST_TEXT)
     overrides: list[str] = Field(default_factory=list, max_length=1000)
     owner: str = Field(default="", max_length=100)
     priority: int = 0
     retry: bool = False
-    code: dict[Literal["digest", "root", "entry"], str] | None = None
+    code: SentCode | None = None
 
 
 class Priority(BaseModel):
@@ -80,7 +90,7 @@ def list_experiments(
     sweep: str | None = None,
     urgent: Annotated[int | None, Query(ge=1, le=1000)] = None,
     limit: Annotated[int, Query(ge=1, le=100_000)] = 100_000,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    offset: Annotated[int, Query(ge=0, le=MOST_INT)] = 0,
 ) -> dict[str, Any]:
     lab = get_lab(request)
     if urgent is not None:
@@ -91,19 +101,23 @@ def list_experiments(
 
 
 @router.get("/experiments/{id}")
-def show_experiment(request: Request, token: Reader, id: str) -> dict[str, Any]:
-    lab = get_lab(request)
+def show_experiment(request: Request, token: Reader, id: str, reveal: bool = False) -> dict[str, Any]:
+    """Return all that is known of an experiment; secrets in it only with ``reveal``, to the lab's owner."""
+    if reveal and token.role != "admin":
+        raise HTTPException(403, "what is hidden only the owner of the lab may see")
+    lab, hide = get_lab(request), (lambda value: value) if reveal else redact
     found = operations.find(lab, id)
     work = lab.store.read_work(found.id)
+    plain = {"point": found.point, "overrides": found.overrides, "reason": found.reason} if reveal else {}
     return {
         "version": VERSION,
-        "experiment": listing.build_entry(lab.folder, found),
-        "attempts": lab.store.read_attempts(found.id),
+        "experiment": listing.build_entry(lab.folder, found) | plain,
+        "attempts": hide(lab.store.read_attempts(found.id)),
         "events": [
             {"arrow": event.arrow, "state": event.state, "attempt": event.attempt, "time_s": event.time_s}
             for event in lab.store.read_events(experiment=found.id)
         ],
-        "config": work.config,
+        "config": hide(work.config),
         "source": str(work.source),
         "files": sorted(artefact.name for artefact in lab.store.read_artefacts(found.id)),
     }
@@ -114,16 +128,15 @@ def read_log(
     request: Request,
     token: Reader,
     id: str,
-    attempt: Annotated[int, Query(ge=1)],
-    offset: Annotated[int, Query(ge=0)] = 0,
+    attempt: Annotated[int, Query(ge=1, le=MOST_INT)],
+    offset: Annotated[int, Query(ge=0, le=MOST_INT)] = 0,
     stream: Literal["log.txt", "events.jsonl"] = "log.txt",
 ) -> Response:
     """Return at most a mebibyte of what an attempt printed, from ``offset`` on."""
     lab = get_lab(request)
     found = operations.find(lab, id)
-    path = find_stream(lab.folder, Attempt(experiment=found.id, number=attempt), stream)
     try:
-        with path.open("rb") as file:
+        with open_stream(lab.folder, Attempt(experiment=found.id, number=attempt), stream) as file:
             file.seek(offset)
             data = file.read(LOG_BYTES)
     except FileNotFoundError:
@@ -143,7 +156,7 @@ def read_file(request: Request, token: Reader, id: str, name: str) -> Response:
 
 
 @router.get("/events")
-def list_events(request: Request, token: Reader, after: Annotated[int, Query(ge=0)] = 0) -> dict[str, Any]:
+def list_events(request: Request, token: Reader, after: Annotated[int, Query(ge=0, le=MOST_INT)] = 0) -> dict[str, Any]:
     """Return the changes of state after number ``after``, with the experiments that changed as they are now."""
     lab = get_lab(request)
     events = lab.store.read_events(after=after, limit=1000)
@@ -159,13 +172,13 @@ def list_events(request: Request, token: Reader, after: Annotated[int, Query(ge=
     }
 
 
-@router.put("/files/{digest}")
-async def put_file(request: Request, token: Submitter, digest: str) -> dict[str, int]:
+@router.put("/files/{digest}", max_body_size=MOST_FILE_BYTES)
+async def put_file(request: Request, token: Submitter, digest: Digest) -> dict[str, int]:
     return {"size": await write_body(request, get_lab(request).depot, digest)}
 
 
 @router.head("/files/{digest}")
-def has_file(request: Request, token: Submitter, digest: str) -> Response:
+def has_file(request: Request, token: Submitter, digest: Digest) -> Response:
     return Response(status_code=200 if get_lab(request).depot.claim(digest) else 404)
 
 
@@ -173,7 +186,7 @@ def has_file(request: Request, token: Submitter, digest: str) -> Response:
 def submit(request: Request, token: Submitter, body: Submission) -> dict[str, Any]:
     """Queue every point of a grid that is not there yet."""
     lab = get_lab(request)
-    code = None if body.code is None else Code(**body.code)  # type: ignore[arg-type]
+    code = None if body.code is None else Code(**body.code.model_dump())
     if code is not None and not lab.depot.has(code.digest):
         raise UsageError(f"the code {code.digest} is not in the depot; send it first")
     grid, ids, n_new = operations.submit(

@@ -2,9 +2,11 @@
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exception_handlers import http_exception_handler
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
@@ -15,8 +17,10 @@ from fulltilt.lab.reception import FencedError
 from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.server import api, live, metrics, pages, runner_api
 from fulltilt.lab.server.access import Gate, Patience, allow
+from fulltilt.lab.server.bodies import MOST_BODY_BYTES
 from fulltilt.lab.store import StaleAttemptError
 
+MOST_PROBLEMS, MOST_SAID = 10, 2000  # problems, characters
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -36,7 +40,8 @@ def build_app(
         read_rooms: Returns the machines there are, for the check of what is submitted.
         sampler: Reads this machine, for the page of machines.
     """
-    app = FastAPI(title="fulltilt lab", docs_url=None, redoc_url=None, openapi_url=None)
+    nothing: dict[str, Any] = dict.fromkeys(("docs_url", "redoc_url", "openapi_url"))
+    app = FastAPI(title="fulltilt lab", max_body_size=MOST_BODY_BYTES, **nothing)
     app.state.lab, app.state.token, app.state.read_rooms, app.state.is_closing = lab, token, read_rooms, False
     app.state.sampler, app.state.here = sampler, platform.node()
     app.state.patience, app.state.n_listeners = Patience(), 0
@@ -54,6 +59,7 @@ def build_app(
     for kind, status in ((FencedError, 409), (StaleAttemptError, 409), (UsageError, 422), (StorageError, 507)):
         app.add_exception_handler(kind, _build_handler(status))
     app.add_exception_handler(HTTPException, _answer_refusal)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_middleware(Gate, hosts=frozenset(host.lower() for host in hosts))
     app.add_middleware(metrics.Watch, lab=lab)
     return app
@@ -65,6 +71,13 @@ def _build_handler(status: int) -> Callable[[Request, Exception], JSONResponse]:
         return JSONResponse({"error": str(error), "remedy": remedy}, status)
 
     return handle
+
+
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
+    """Say what is wrong with a request, and nothing of what it held: that may be a secret, or what no JSON can hold."""
+    assert isinstance(error, RequestValidationError)
+    problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:MOST_PROBLEMS]]
+    return JSONResponse({"error": "; ".join(problems).encode(errors="replace").decode()[:MOST_SAID]}, 422)
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:

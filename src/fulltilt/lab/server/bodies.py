@@ -3,9 +3,10 @@
 import asyncio
 import queue
 from collections.abc import Iterator
+from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import HTTPException, Request
+from fastapi import HTTPException, Path, Request
 from fastapi.responses import StreamingResponse
 from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
@@ -14,17 +15,9 @@ from starlette.requests import ClientDisconnect
 from fulltilt.lab.depot import PIECE_BYTES, Depot
 
 MOST_FILE_BYTES = 64 << 30
+MOST_BODY_BYTES = 4 << 20  # where a route says nothing else
+Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 PIECES_AHEAD = 4  # between the network and the disk
-
-
-async def read_body(request: Request, *, most: int) -> bytes:
-    """Return the body. Raises HTTPException 413 beyond ``most`` bytes."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > most:
-            raise HTTPException(413, f"a body may have {most} bytes here")
-    return bytes(body)
 
 
 async def write_body(request: Request, depot: Depot, digest: str) -> int:
@@ -38,12 +31,8 @@ async def write_body(request: Request, depot: Depot, digest: str) -> int:
             yield piece
 
     writing = asyncio.ensure_future(run_in_threadpool(depot.put_pieces, take(), digest))
-    n_bytes = 0
     try:
         async for piece in request.stream():
-            n_bytes += len(piece)
-            if n_bytes > MOST_FILE_BYTES:
-                raise HTTPException(413, f"a file may have {MOST_FILE_BYTES} bytes")
             while piece and not writing.done():
                 try:
                     pieces.put_nowait(piece)
@@ -65,7 +54,11 @@ def stream_file(depot: Depot, digest: str, *, name: str | None = None) -> Stream
     stream = depot.open(digest)
     headers = {"Content-Length": str(depot.measure(digest))}
     headers |= {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"} if name else {}
-    pieces = iter(lambda: stream.read(PIECE_BYTES), b"")
+
+    def read() -> Iterator[bytes]:
+        with stream:  # also where the client goes away
+            yield from iter(lambda: stream.read(PIECE_BYTES), b"")
+
     return StreamingResponse(
-        pieces, media_type="application/octet-stream", headers=headers, background=BackgroundTask(stream.close)
+        read(), media_type="application/octet-stream", headers=headers, background=BackgroundTask(stream.close)
     )

@@ -27,6 +27,9 @@ async def listen(request: Request, token: Annotated[Token, Depends(allow("read")
 
 async def _tell(request: Request) -> AsyncIterator[bytes]:
     lab: Lab = request.app.state.lab
+    if request.app.state.n_listeners >= MOST_LISTENERS:  # many came at once
+        yield b"retry: 60000\n\n"
+        return
     request.app.state.n_listeners += 1
     try:
         seen, quiet_s = await run_in_threadpool(lab.store.read_last_event), 0.0

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlencode
@@ -16,12 +16,12 @@ from fulltilt.errors import ConfigError, FulltiltError, UsageError
 from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab import listing, operations
 from fulltilt.lab.export import write_csv
-from fulltilt.lab.lab import Lab, find_stream
+from fulltilt.lab.lab import Lab, open_stream
 from fulltilt.lab.listing import Entry
 from fulltilt.lab.records import Attempt, Token
+from fulltilt.lab.redaction import redact
 from fulltilt.lab.scheduling.retries import is_barred
 from fulltilt.lab.server.access import COOKIE, ROLES, Patience, allow, find_role
-from fulltilt.lab.server.bodies import read_body
 from fulltilt.lab.server.parallel import draw_parallel
 from fulltilt.lab.states import LIVE, OVER, STATES
 from fulltilt.report import format_duration
@@ -35,7 +35,6 @@ HERE = Path(__file__).parent
 NAV = (("/", "Overview"), ("/queue", "Queue"), ("/machines", "Machines"), ("/submit", "Submit"))
 ROWS = 100  # of a table on a page
 NEWEST = 10
-MOST_FORM_BYTES = 2 << 20
 MOST_EVENT_BYTES = 16 << 20  # of an attempt's events that curves are drawn of
 COOKIE_S = 30 * 24 * 3600
 ASSET = re.compile(r"[a-z0-9.-]+\.(css|js|txt)")
@@ -74,17 +73,18 @@ def show_login() -> HTMLResponse:
     return HTMLResponse(environment.get_template("login.html").render(has_room=True))
 
 
-@router.post("/login", dependencies=[Depends(allow("anyone"))])
+@router.post("/login", dependencies=[Depends(allow("anyone"))], max_body_size=4096)
 async def sign_in(request: Request) -> Response:
     """Set the cookie of a browser whose user knows a token; guesses are slowed down, whoever makes them."""
     patience: Patience = request.app.state.patience
-    form = parse_qs((await read_body(request, most=4096)).decode(errors="replace"))
+    form = parse_qs((await request.body()).decode(errors="replace"))
     token = form.get("token", [""])[0].strip()
-    if not patience.may_try():
+    address = request.client.host if request.client else ""
+    if not patience.may_try(address):
         said = "too many wrong tokens; wait a minute"
         return HTMLResponse(environment.get_template("login.html").render(has_room=True, said=said), 429)
     if find_role(request, token) not in ROLES["read"]:
-        patience.note_failure()
+        patience.note_failure(address)
         said = "this token is not known, or may not read"
         return HTMLResponse(environment.get_template("login.html").render(has_room=True, said=said), 401)
     answer = RedirectResponse("/", 303)
@@ -114,7 +114,7 @@ def show_queue(
     token: Reader,
     state: Literal[*STATES] | None = None,  # type: ignore[valid-type]
     sweep: str | None = None,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
 ) -> HTMLResponse:
     lab = request.app.state.lab
     counts = lab.store.count_states(sweep=sweep)
@@ -137,16 +137,16 @@ def show_experiment(request: Request, token: Reader, id: str) -> HTMLResponse:
     lab = request.app.state.lab
     found = operations.find(lab, id)
     entry = listing.build_entry(lab.folder, found)
-    attempts = lab.store.read_attempts(found.id)
+    attempts = redact(lab.store.read_attempts(found.id))
     for attempt in attempts:
         attempt["seconds"] = None if attempt["ended_s"] is None else attempt["ended_s"] - attempt["started_s"]
     run = _read_run(lab, found.id, found.attempt)
     return _render(
         request, "experiment.html", token, entry=entry, attempts=attempts, is_live=found.state in LIVE,
-        curves=Markup(build_curves({"": run})) if run else "",
+        curves=_draw({"": run} if run else {}),
         breakdown=_describe_step(lab, found.newest),
         files=sorted({artefact.name for artefact in lab.store.read_artefacts(found.id)}) if found.state in OVER else [],
-        config=json.dumps(lab.store.read_work(found.id).config, indent=2, ensure_ascii=False),
+        config=json.dumps(redact(lab.store.read_work(found.id).config), indent=2, ensure_ascii=False),
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def compare(
     sentence = listing.describe_best(entries) or f"{len(entries)} experiments"
     return _render(
         request, "compare.html", token, entries=entries, sentence=sentence,
-        curves=Markup(build_curves(shown)) if shown else "", parallel=Markup(draw_parallel(entries)),
+        curves=_draw(shown), parallel=Markup(draw_parallel(entries)),
         export="/export.csv?" + urlencode([("id", each.id) for each in found]),
     )  # fmt: skip
 
@@ -207,7 +207,7 @@ def show_submit(request: Request, token: Submitter) -> HTMLResponse:
 @router.post("/submit")
 async def submit(request: Request, token: Submitter) -> HTMLResponse:
     """Say how many points a configuration has and what is wrong with it, and queue it where that is asked for."""
-    form = parse_qs((await read_body(request, most=MOST_FORM_BYTES)).decode(errors="replace"))
+    form = parse_qs((await request.body()).decode(errors="replace"))
     name, text, priority, what = (form.get(key, [""])[0] for key in ("name", "text", "priority", "do"))
     if not re.fullmatch(r"[\w-]{1,70}\.ya?ml", name, re.ASCII):
         return _say("alarm", [f"{name!r} is no name of a file; use letters, digits, _ and -, then .yaml"])
@@ -271,9 +271,8 @@ def _read_run(lab: Lab, id: str, n_attempts: int) -> TrainingRun | None:
     """Read what the attempts at an experiment logged, as one training; None before its first step."""
     lines: list[str] = []
     for number in range(1, n_attempts + 1):
-        path = find_stream(lab.folder, Attempt(experiment=id, number=number), "events.jsonl")
         try:
-            with path.open("rb") as stream:
+            with open_stream(lab.folder, Attempt(experiment=id, number=number), "events.jsonl") as stream:
                 lines += stream.read(MOST_EVENT_BYTES).decode(errors="replace").split("\n")[:-1]
         except OSError:
             continue
@@ -283,17 +282,23 @@ def _read_run(lab: Lab, id: str, n_attempts: int) -> TrainingRun | None:
         return None
 
 
+def _draw(runs: Mapping[str, TrainingRun]) -> Markup:
+    try:
+        return Markup(build_curves(runs)) if runs else Markup()
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # a runner may send anything
+        return Markup('<p class="note">what these trainings logged cannot be drawn</p>')
+
+
 def _describe_step(lab: Lab, attempt: Attempt) -> str:
     """Return the parts of the last step that was logged with its phases."""
-    path = find_stream(lab.folder, attempt, "events.jsonl")
     try:
-        with path.open("rb") as stream:
+        with open_stream(lab.folder, attempt, "events.jsonl") as stream:
             stream.seek(max(0, stream.seek(0, 2) - listing.TAIL_BYTES))
             lines = stream.read().split(b"\n")
     except OSError:
         return ""
     for line in reversed(lines[:-1]):
         if line.startswith(b'{"event": "StepsDone"'):
-            phases = json.loads(line).get("phases_ms") or {}
+            phases = listing.read_numbers(line, "phases_ms")
             return ", ".join(f"{name.replace('_', ' ')} {ms:.3g} ms" for name, ms in phases.items() if ms)
     return ""

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, FiniteFloat
 from starlette.concurrency import run_in_threadpool
 
 from fulltilt.lab import reception
@@ -14,16 +14,19 @@ from fulltilt.lab.lab import Lab
 from fulltilt.lab.records import Artefact
 from fulltilt.lab.scheduling.ends import End
 from fulltilt.lab.server.access import Runner
-from fulltilt.lab.server.bodies import read_body, stream_file, write_body
+from fulltilt.lab.server.bodies import MOST_FILE_BYTES, Digest, stream_file, write_body
 
 router = APIRouter(prefix="/runner")
 MOST_STREAM_BYTES = 4 << 20  # of a log at a time
 LOOK_S = 0.25
 
 
+Name = Annotated[str, Field(max_length=200)]
+
+
 class Hello(BaseModel):
     node: str = Field(max_length=200)
-    pid: int
+    pid: int = Field(ge=0, lt=2**31)
 
 
 class Renewal(BaseModel):
@@ -33,7 +36,7 @@ class Renewal(BaseModel):
 class File(BaseModel):
     name: str = Field(max_length=200)
     digest: str = Field(pattern="^[0-9a-f]{64}$")
-    n_bytes: int = Field(ge=0)
+    n_bytes: int = Field(ge=0, lt=2**62)
 
 
 class Checkpoint(BaseModel):
@@ -43,7 +46,7 @@ class Checkpoint(BaseModel):
 class Finish(BaseModel):
     outcome: str = Field(pattern="^(succeeded|user_error|oom|lost|preempted|infra_refused)$")
     reason: str | None = Field(default=None, max_length=4000)
-    metrics: dict[str, float | None] = Field(default_factory=dict, max_length=1000)
+    metrics: dict[Name, FiniteFloat | None] = Field(default_factory=dict, max_length=1000)
     files: list[File] = Field(default_factory=list, max_length=1000)
 
 
@@ -63,26 +66,28 @@ async def renew(request: Request, attempt: Runner, body: Renewal) -> dict[str, s
     return {"wish": wish}
 
 
-@router.put("/streams/{name}")
-async def append(request: Request, attempt: Runner, name: str, offset: int) -> dict[str, int]:
-    data = await read_body(request, most=MOST_STREAM_BYTES)
+@router.put("/streams/{name}", max_body_size=MOST_STREAM_BYTES)
+async def append(
+    request: Request, attempt: Runner, name: str, offset: Annotated[int, Query(ge=0, lt=2**62)]
+) -> dict[str, int]:
+    data = await request.body()
     return {"size": await run_in_threadpool(reception.append, _get_lab(request), attempt, name, offset, data)}
 
 
 @router.head("/files/{digest}")
-def has_file(request: Request, attempt: Runner, digest: str) -> Response:
+def has_file(request: Request, attempt: Runner, digest: Digest) -> Response:
     return Response(status_code=200 if _get_lab(request).depot.claim(digest) else 404)
 
 
-@router.put("/files/{digest}")
-async def put_file(request: Request, attempt: Runner, digest: str) -> dict[str, int]:
+@router.put("/files/{digest}", max_body_size=MOST_FILE_BYTES)
+async def put_file(request: Request, attempt: Runner, digest: Digest) -> dict[str, int]:
     lab = _get_lab(request)
     await run_in_threadpool(reception.require_live, lab, attempt)
     return {"size": await write_body(request, lab.depot, digest)}
 
 
 @router.get("/files/{digest}")
-def get_file(request: Request, attempt: Runner, digest: str) -> StreamingResponse:
+def get_file(request: Request, attempt: Runner, digest: Digest) -> StreamingResponse:
     lab = _get_lab(request)
     reception.require_readable(lab, attempt, digest)
     if not lab.depot.has(digest):
