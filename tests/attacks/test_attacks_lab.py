@@ -737,7 +737,7 @@ def test_a14_markup_stays_text_and_a_picture_that_was_sent_is_no_page(attacked, 
         answer = attacked.wire("GET", page)
         assert answer.status == 200
         bare = re.sub(r"&lt;.*?&gt;", "", answer.text)
-        for tag in ("<script>", "<img", "<iframe", "<svg onload", "<body onload", '="javascript:', "hx-on:", "1337"):
+        for tag in ("<script>", "<img", "<iframe", "<svg onload", "<body onload", '="javascript:', "hx-on:"):
             assert tag not in bare, (page, tag)
         assert "script-src" not in answer.headers["content-security-policy"]
         assert answer.headers["content-security-policy"].startswith("default-src 'self';")
