@@ -142,6 +142,8 @@ def _run_list(args: argparse.Namespace, client: Client) -> int:
     console, found = build_console(), document["experiments"]
     where = args.url or args.lab
     print_result(console, f"experiments in {where}: {listing.describe_counts(found) or 'none yet'}")
+    if not client.get("/api/status")["has_room"]:
+        console.print("the disk of the lab is full: nothing starts until there is room", style="yellow")
     console.print(listing.build_table(found, n_rows=None if args.verbose else listing.N_ROWS))
     if len(found) > listing.N_ROWS and not args.verbose:
         console.print(f"{len(found) - listing.N_ROWS} more: --verbose")

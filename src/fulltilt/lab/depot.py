@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -72,18 +72,34 @@ class Depot:
         Raises:
             StorageError: the content has another digest, or there is no room; nothing is kept.
         """
-        place, found, n_bytes = self._place(digest), hashlib.sha256(), 0
+        n_bytes = 0
+        with self.receive(digest) as take:
+            for piece in pieces:
+                take(piece)
+                n_bytes += len(piece)
+        return n_bytes
+
+    @contextlib.contextmanager
+    def receive(self, digest: str) -> Iterator[Callable[[bytes], None]]:
+        """Give the block a function that takes the pieces of a file; it is stored when the block ends well.
+
+        Raises:
+            StorageError: as for ``put_pieces``.
+        """
+        place, found = self._place(digest), hashlib.sha256()
         partial = f"{place}.{uuid.uuid4().hex}.part"
+
+        def take(piece: bytes) -> None:
+            found.update(piece)
+            with _explain(place):
+                stream.write(piece)
+
         try:
             with _explain(place):
                 self._system.makedirs(self._system._parent(place), exist_ok=True)
                 stream = self._system.open(partial, "wb")
             with stream:
-                for piece in pieces:
-                    found.update(piece)
-                    n_bytes += len(piece)
-                    with _explain(place):
-                        stream.write(piece)
+                yield take
                 if self._folder is not None:
                     with _explain(place):
                         stream.flush()
@@ -96,7 +112,6 @@ class Depot:
             with contextlib.suppress(OSError):
                 self._system.rm(partial)
             raise
-        return n_bytes
 
     def get(self, digest: str, target: Path) -> None:
         """Put a stored file to ``target``, whole or not at all.

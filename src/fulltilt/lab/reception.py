@@ -73,6 +73,7 @@ def append(lab: Lab, attempt: Attempt, name: str, offset: int, data: bytes) -> i
     if name not in STREAMS:
         raise UsageError(f"there is no stream {name!r}; there are {', '.join(STREAMS)}")
     path = find_stream(lab.folder, attempt, name)
+    require_room(lab, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_stream(lab.folder, attempt, name, "ab") as stream:
         size = stream.seek(0, os.SEEK_END)
@@ -123,6 +124,12 @@ def require_live(lab: Lab, attempt: Attempt) -> Experiment:
         said = f"{found[0].state} at attempt {found[0].attempt}" if found else "gone"
         raise FencedError(f"attempt {attempt.number} of {attempt.experiment} is over: it is {said}")
     return found[0]
+
+
+def require_room(lab: Lab, place: object) -> None:
+    """Keep what is left of a full disk for changes of state. Raises StorageError."""
+    if not lab.store.has_room():
+        raise StorageError(f"no space left for {place}; free some and try again")
 
 
 def require_readable(lab: Lab, attempt: Attempt, digest: str) -> None:

@@ -1,6 +1,7 @@
 """Settle what ended: judge it once, put the files of a result in place, and take note of machines that fail."""
 
 import contextlib
+import errno
 import random
 import time
 
@@ -12,6 +13,7 @@ from fulltilt.lab.scheduling.retries import choose_sequel, judge_node
 from fulltilt.lab.states import ARROWS, LIVE
 from fulltilt.lab.store import StaleAttemptError
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 CANCELLED = {"cancel": "cancelled", "pause": "paused"}
 
 
@@ -38,7 +40,7 @@ def finalize(lab: Lab, attempt: Attempt) -> str:
             lab.depot.link(artefact.digest, folder / artefact.name)
         arrow, reason = "commit", None
     except StorageError as error:
-        if not lab.store.has_room():
+        if getattr(error.__cause__, "errno", None) in NO_ROOM or not lab.store.has_room():
             raise  # the queue waits until there is room
         arrow, reason = "spoil", str(error)
     with contextlib.suppress(StaleAttemptError):  # another thread of the server was faster

@@ -42,7 +42,8 @@ def main() -> int:
         return 2
     stop: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: stop.append(number))
+        is_deaf = "STAND_IN_DEAF" in os.environ
+        signal.signal(number, signal.SIG_IGN if is_deaf else lambda number, frame: stop.append(number))
     if "STAND_IN_ALONE" not in os.environ:
         start_worker()
     checkpoint = out / os.environ.get("STAND_IN_CHECKPOINT", "counter")
@@ -51,6 +52,9 @@ def main() -> int:
     if blob := os.environ.get("STAND_IN_PRINTS"):
         sys.stdout.buffer.write(Path(blob).read_bytes())
         sys.stdout.flush()
+    if error := os.environ.get("STAND_IN_ERROR"):
+        write_atomic(result, json.dumps({"error": error, "rc": 2}))
+        return 2
     if "optim.lr=0.666" in words:
         write_atomic(result, json.dumps({"error": "diverged; use a smaller lr", "rc": 1}))
         return 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
+from fulltilt.errors import StorageError
 from fulltilt.lab import operations
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.executors import AwayError, Place, RefusedError
-from fulltilt.lab.records import Node, Point
+from fulltilt.lab.records import Artefact, Node, Point
 from fulltilt.lab.runner.order import Order
 from fulltilt.lab.scheduling.ends import End
 from fulltilt.lab.scheduling.leases import Leases, Term
@@ -254,6 +257,26 @@ def test_what_another_engine_runs_is_left_alone(bench):
     bench.turn()
     bench.coordinator.end_all(is_urgent=False)
     assert (bench.state("e1"), bench.engine.ended) == ("leased", [])
+
+
+def test_a_result_whose_files_find_no_room_waits_for_it(bench, monkeypatch):
+    bench.add(1)
+    bench.turn()
+    (found,) = bench.lab.store.read_experiments()
+    bench.lab.store.add_artefacts(found.newest, [Artefact(name="weights.pt", digest="0" * 64, n_bytes=1)])
+
+    def find_no_room(digest, target):
+        raise StorageError("no space left") from OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr(bench.lab.depot, "link", find_no_room)
+    with pytest.raises(StorageError):
+        bench.end("e1", "succeeded")
+    with pytest.raises(StorageError):
+        bench.turn()
+    assert bench.state("e1") == "finalizing"
+    monkeypatch.setattr(bench.lab.depot, "link", lambda digest, target: None)
+    bench.turn()
+    assert bench.state("e1") == "succeeded"
 
 
 def test_while_the_disk_is_full_nothing_starts_and_what_ends_is_settled(bench, monkeypatch):

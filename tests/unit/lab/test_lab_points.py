@@ -11,6 +11,10 @@ from fulltilt.hardware import NvmlDevice
 from fulltilt.lab.executors.local import build_slots
 from fulltilt.lab.points import build_words, list_dry_runs, read_grid
 
+TEN = str(list(range(1, 11)))
+BILLION = "".join(f"{axis}: {TEN}\n" for axis in ("lr", "batch_size", "seed", "epochs", "num_workers"))
+BILLION += f"speed: {{accumulate: {TEN}}}\noptim: {{weight_decay: {TEN}, clip_norm: {TEN}}}\n"
+BILLION += f"model: [{', '.join('abcdefghij')}]\n"
 GRID = "lr: [0.1, 0.2]\nmodel: ['net(width=${batch_size})', \"other(name='ä')\"]\nbatch_size: 4\ndevice: [0, 1]\n"
 
 
@@ -52,6 +56,7 @@ def test_what_does_not_train_or_stands_there_twice_does_not_make_another_experim
         ("lr: [1, 2]\ndevice: !grid [cpu, 0]\n", "as an axis: it is the pool"),
         ("lr: [1, -2]\n", "lr -2: expected a number above 0"),
         (f"lr: {list(range(1, 400))}\nbatch_size: {list(range(1, 400))}\n", "grid of 159201 points"),
+        (BILLION, "grid of 1000000000 points"),
     ],
 )
 def test_refused(write, text, said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import signal
 import subprocess
@@ -20,11 +21,13 @@ from fulltilt.hardware.proctree import find_marked
 from fulltilt.lab.executors.local import GUARD, GUARD_MARK
 from fulltilt.lab.lab import Lab
 from fulltilt.lab.operations import cancel
-from fulltilt.lab.records import Point
+from fulltilt.lab.records import Code, Point
 from fulltilt.lab.runner.guard import FENCED
 from fulltilt.lab.runner.order import MARK, Order
+from fulltilt.lab.runner.shipping import CUT, Shipping, _Stream
 from fulltilt.lab.scheduling.leases import Term
 from fulltilt.lab.serving import Tls, open_lab, serve
+from fulltilt.lab.snapshot import pack_code
 
 STAND_IN = (sys.executable, "-S", str(Path(__file__).with_name("stand_in_train.py")))
 PATIENCE_S = 60
@@ -49,8 +52,9 @@ class Bench:
     def read(self):
         return self.lab.store.read_experiments(id="e1")[0]
 
-    def start(self, *, root: Path | None = None, with_worker: bool = False, command=STAND_IN, **environment: str):
-        attempt, token = self.lab.store.lease(self.read(), node="n1", devices=["cpu:0"], n_threads=1, engine="by hand")
+    def start(self, *, id="e1", root: Path | None = None, command=STAND_IN, with_worker: bool = False, **environment):
+        (found,) = self.lab.store.read_experiments(id=id)
+        attempt, token = self.lab.store.lease(found, node="n1", devices=["cpu:0"], n_threads=1, engine="by hand")
         order = Order(
             url=self.url,
             token=token,
@@ -218,6 +222,102 @@ def test_log_bytes_arrive_exactly_once_whatever_they_are(bench, tmp_path):
     log = (bench.lab.folder / "e1" / "log-1.txt").read_bytes()
     assert log.endswith(blob.read_bytes())
     assert len(log) == len(b"== e1, attempt 1 on cpu:0: grid.yaml\nfrom step 0: optim.lr=0.001\n") + blob.stat().st_size
+
+
+@pytest.mark.parametrize("bench", [TTL_S], indirect=True)
+def test_a_cancel_ends_a_training_that_hears_no_signal(bench):
+    guard, mark = bench.start(STAND_IN_STEPS="100000", STAND_IN_DEAF="1", with_worker=True)
+    wait_for(lambda: bench.read().state == "running" and find_marked(mark))
+    cancel(bench.lab, "e1")
+    assert guard.wait(PATIENCE_S) == 0
+    assert (bench.read().state, find_marked(mark)) == ("cancelled", [])
+
+
+@pytest.mark.parametrize("bench", [TTL_S], indirect=True)
+def test_a_cancel_of_a_runner_that_hears_nothing_takes_effect_with_the_end_of_its_lease(bench):
+    guard, mark = bench.start(STAND_IN_STEPS="100000")
+    training = wait_for(lambda: bench.read().state == "running" and find_marked(mark))[0]
+    os.kill(int(Path(f"/proc/{training}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGSTOP)
+    cancel(bench.lab, "e1")
+    while bench.read().state == "cancelling":
+        had_ended = not find_marked(mark)
+        time.sleep(0.02)
+    assert (bench.read().state, had_ended) == ("cancelled", True), "it was dead before the server said so"
+    guard.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "said"),
+    [
+        ("g.yaml: model: no module 'mine' in /x; put it there", "user_error", "on n1: g.yaml: model: no module 'mine'"),
+        ("importing mine failed: no module named y; install what it imports", "user_error", "on n1: importing mine"),
+        ("no space left for /x/checkpoint.pt; free some and try again", "infra_refused", "no space left for /x"),
+        ("lr -1: expected a number above 0", "user_error", "lr -1"),
+    ],
+)
+def test_an_error_says_where_it_was_where_that_is_the_question(bench, error, outcome, said):
+    guard, _ = bench.start(STAND_IN_ERROR=error)
+    assert guard.wait(PATIENCE_S) == 0
+    assert bench.read().outcome == outcome
+    assert bench.read().reason.startswith(said)
+
+
+def test_a_node_trains_the_code_that_was_submitted_and_not_its_own(bench, tmp_path):
+    """The module lies at the root of the project and not beside its configuration, as where it was submitted from."""
+    project = tmp_path / "project"
+    (project / "configs").mkdir(parents=True)
+    source = project / "configs" / "grid.yaml"
+    source.write_text("lr: 1\n")
+    (project / "models.py").write_text("print('as submitted', flush=True)\n")
+    archive = pack_code(project, source)
+    code = Code(digest=hashlib.sha256(archive).hexdigest(), root=str(project), entry="configs/grid.yaml")
+    bench.lab.depot.put_pieces([archive], code.digest)
+    (project / "models.py").write_text("print('edited since')\n")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "models.py").write_text("print('own')\n")
+    point = Point(values={}, config=Config().to_values(), digest="d2")
+    bench.lab.store.add(source, [point], [], code=code)
+    guard, _ = bench.start(id="e2", command=(sys.executable, "-c", "import models"), PYTHONPATH=str(tmp_path / "own"))
+    assert guard.wait(PATIENCE_S) == 0
+    assert (bench.lab.folder / "e2" / "log-1.txt").read_text().splitlines()[1:] == ["as submitted"]
+
+
+class FullPipe:
+    """A server to which a training prints faster than anybody can send."""
+
+    def __init__(self, log: Path):
+        self.log, self.n_committed = log, 0
+
+    def append(self, name: str, offset: int, data: bytes) -> int:
+        with self.log.open("ab") as stream:
+            stream.write(data)
+        return offset + len(data)
+
+    def send(self, path: Path) -> Path:
+        return path
+
+    def commit_checkpoint(self, files) -> None:
+        self.n_committed += 1
+
+
+def test_a_log_that_never_ends_keeps_no_checkpoint_waiting(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("more")
+    link = FullPipe(log)
+    shipping = Shipping(link, log=log, out_dir=tmp_path, renewal=None)
+    (tmp_path / "checkpoint.pt").write_text("weights")
+    assert shipping._ship(), "there is more"
+    assert link.n_committed == 1
+
+
+def test_a_log_is_cut_where_it_is_too_long_and_says_so(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_bytes(b"\xff" * 25)
+    stream, sent = _Stream("log.txt", log, 0, 20), b""
+    while piece := stream.read():
+        sent += piece
+        stream.move(len(sent))
+    assert sent == b"\xff" * 20 + CUT
 
 
 def test_a_certificate_that_is_none_is_told_and_nothing_is_left_running(tmp_path):

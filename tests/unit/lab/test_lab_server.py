@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fulltilt.config import Config
 from fulltilt.lab.records import Point
 from fulltilt.lab.scheduling.order import Room
+from fulltilt.lab.server.api import LOG_BYTES
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.server.metrics import MOST_OWNERS, OTHERS
 from fulltilt.lab.server_log import LOG, keep_log
@@ -154,6 +155,60 @@ def test_what_cannot_run_is_refused_at_the_door_in_words(call, text, said):
     assert answer.status_code == 422
     assert said in answer.json()["error"].replace(",", "")
     assert len(call.lab.store.read_experiments()) == 3
+
+
+def test_a_log_of_a_gigabyte_is_read_a_piece_at_a_time(call):
+    call.lease(1)
+    (call.lab.folder / "e1").mkdir()
+    with (call.lab.folder / "e1" / "log-1.txt").open("wb") as log:
+        log.seek(1 << 30)
+        log.write(b"\xff the end")
+    assert call("GET", f"/api/experiments/e1/log?attempt=1&offset={1 << 30}").content == b"\xff the end"
+    assert len(call("GET", "/api/experiments/e1/log?attempt=1").content) == LOG_BYTES
+
+
+def test_many_slow_senders_keep_nobody_waiting(call):
+    """More of them than the server has threads."""
+    content = b"x" * 1000
+    digest = hashlib.sha256(content).hexdigest()
+
+    async def send() -> list[int]:
+        has_waited = asyncio.Event()
+
+        async def slowly():
+            yield content[:500]
+            await has_waited.wait()
+            yield content[500:]
+
+        headers = {"authorization": f"Bearer {OWNER}"}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(call.app), base_url="http://localhost:8000", headers=headers
+        ) as client:
+            slow = [asyncio.create_task(client.put(f"/api/files/{digest}", content=slowly())) for _ in range(60)]
+            await asyncio.sleep(0.5)
+            other = await asyncio.wait_for(client.get("/api/status"), 60)
+            has_waited.set()
+            return [other.status_code, *(answer.status_code for answer in await asyncio.gather(*slow))]
+
+    assert set(asyncio.run(send())) == {200}
+    assert call.lab.depot.measure(digest) == 1000
+
+
+def test_what_runs_cannot_be_removed_and_what_was_removed_is_told_so(call):
+    for id in ("e4", "e5"):  # a number is not given again: nodes and browsers know the old one by it
+        assert submit(call, "lr: 1\n").json()["ids"] == [id]
+        attempt, token = call.lease(int(id[1:]))
+        call("POST", "/runner/hello", token, json={"node": "n1", "pid": 1})
+        call("PUT", "/runner/streams/log.txt?offset=0", token, content=b"x")
+        answer = call("DELETE", f"/api/experiments/{id}")
+        assert (answer.status_code, answer.json()["error"]) == (422, f"{id} is running; fulltilt lab cancel {id} first")
+        assert call("POST", f"/api/experiments/{id}/cancel").json()["state"] == "cancelling"
+        assert call("DELETE", f"/api/experiments/{id}").status_code == 422
+        call.lab.store.advance("end", attempt)
+        assert call("DELETE", f"/api/experiments/{id}").status_code == 200
+        late = call("POST", "/runner/finish", token, json={"outcome": "succeeded"})
+        assert (late.status_code, call("POST", "/runner/renew", token, json={"wait_s": 0}).status_code) == (401, 401)
+        assert len(call.lab.store.read_experiments()) == 3
 
 
 def test_a_grid_is_queued_once_and_more_points_only_themselves(call):

@@ -1,7 +1,9 @@
 """Train for one attempt: ask what to do, start ``fulltilt train``, and end it when it should end."""
 
+import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +27,8 @@ TRAIN = (sys.executable, "-m", "fulltilt", "train")
 TURN_S = 0.1
 RETRY_S = 1.0
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+FULL_BYTES = 1 << 20  # with less a disk is full
+MISSING = re.compile(r"\bno module\b|\bimporting \S+ failed", re.IGNORECASE)
 # An engine that ends a job signals all its processes, and we hand the signal on: one wish to save and end. That the
 # training does so in time is for us to see to.
 ONE_WISH = {"FULLTILT_ECHO_S": "3600"}
@@ -75,24 +79,31 @@ class _Attempt:
         log = self._notes / "log.txt"
         self._shipping = Shipping(Link(self._order), log=log, out_dir=self._out_dir, renewal=renewal)
         with log.open("ab", buffering=0) as stream:
-            stream.write(f"{self._task['title']}\n".encode())
             try:
+                stream.write(f"{self._task['title']}\n".encode())
                 process = subprocess.Popen(
                     self._build_command(source),
                     cwd=source.parent,
                     stdin=subprocess.DEVNULL,
                     stdout=stream,
                     stderr=stream,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", MARK: self._order.mark, **ONE_WISH},
+                    env={**self._build_environment(source), MARK: self._order.mark, **ONE_WISH},
                     start_new_session=True,
                     preexec_fn=build_death_wish(os.getpid()),
                 )
             except OSError as error:
-                return End(outcome="infra_refused", reason=f"it cannot be started: {error.strerror}")
+                return End(outcome="infra_refused", reason=f"{self._order.node} cannot start it: {error.strerror}")
         self._shipping.start()
         is_stopped = self._watch(process, renewal, stop)
         kill_marked(f"{MARK}={self._order.mark}")
-        return judge_end(process.wait(), read_document(self._result), is_stopped=is_stopped)
+        code, document = process.wait(), read_document(self._result)
+        if document is None and code and shutil.disk_usage(self._notes).free < FULL_BYTES:
+            said = f"no space left for {self._notes} on {self._order.node}; free some there"
+            return End(outcome="infra_refused", reason=said)
+        end = judge_end(code, document, is_stopped=is_stopped)
+        if end.outcome == "user_error" and MISSING.search(end.reason or ""):
+            return dataclasses.replace(end, reason=f"on {self._order.node}: {end.reason}")
+        return end
 
     def hand_in(self, end: End) -> None:
         """Bring the server the rest of the log, the last checkpoint and the end, however long it is away."""
@@ -152,8 +163,16 @@ class _Attempt:
                     if file["attempt"] == number and file["name"] in CHECKPOINTS:
                         self._link.fetch(file["digest"], self._out_dir / file["name"])
                 return
-            except StorageError:  # damaged: the one before has to do
-                continue
+            except StorageError as error:  # damaged: the one before has to do
+                if isinstance(error.__cause__, OSError):  # there is no room for it: the next node starts from it
+                    raise
+
+    def _build_environment(self, source: Path) -> dict[str, str]:
+        """Put the folders of the code that was submitted before those where this node has some of its own."""
+        code = self._task["code"]
+        depth = 0 if code is None else len(Path(code["entry"]).parents)
+        own = [*map(str, source.parents[:depth]), os.environ.get("PYTHONPATH", "")]
+        return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(filter(None, own))}
 
     def _build_command(self, source: Path) -> list[str]:
         command = [*(self._order.command or TRAIN), str(source), *self._task["words"]]

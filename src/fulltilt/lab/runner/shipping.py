@@ -4,6 +4,7 @@ Bytes are sent from where the server says its end is, so nothing arrives twice a
 is away they wait in the files themselves.
 """
 
+import math
 import threading
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from fulltilt.records.run_folder import drop_torn_line
 
 TURN_S = 0.5
 RETRY_S = 1.0
-PIECE_BYTES = 1 << 20
+PIECE_BYTES, PIECES_A_TURN = 1 << 20, 16  # of a stream: a log must not keep checkpoints waiting
+MOST_LOG_BYTES = 1 << 30  # of an attempt
+CUT = b"\n[fulltilt: the log is cut here, after 1 GiB; print less]\n"
 CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint.json"
 CHECKPOINTS = (CHECKPOINT, FINGERPRINT)  # what a training goes on from elsewhere
 LEFT_OUT = (".lock", "checkpoint.previous.pt")  # of a run folder: of use on its node only
@@ -26,7 +29,10 @@ class Shipping:
     def __init__(self, link: Link, *, log: Path, out_dir: Path, renewal: Renewal):
         self._link, self._renewal, self._out_dir = link, renewal, out_dir
         events = out_dir / "events.jsonl"
-        self._streams = [_Stream("log.txt", log, 0), _Stream("events.jsonl", events, _measure_whole(events))]
+        self._streams = [
+            _Stream("log.txt", log, 0, MOST_LOG_BYTES),
+            _Stream("events.jsonl", events, _measure_whole(events)),
+        ]
         self._sent: tuple[int, int] | None = _identify(out_dir / CHECKPOINT)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shipping", daemon=True)
@@ -46,7 +52,8 @@ class Shipping:
         while not self._renewal.is_fenced:
             is_last = self._is_over.is_set()
             try:
-                self._ship()
+                if self._ship():
+                    continue
                 if is_last:
                     return
                 self._is_over.wait(TURN_S)
@@ -55,29 +62,39 @@ class Shipping:
             except FencedError:
                 self._renewal.is_fenced = True
 
-    def _ship(self) -> None:
+    def _ship(self) -> bool:
+        """Send a part of what is new, and return whether there is more."""
+        has_more = False
         for stream in self._streams:
-            while piece := stream.read():
+            for _ in range(PIECES_A_TURN):
+                if not (piece := stream.read()):
+                    break
                 stream.move(self._link.append(stream.name, stream.n_sent, piece))
+            else:
+                has_more = True
         found = _identify(self._out_dir / CHECKPOINT)
         if found is not None and found != self._sent:
             files = [self._out_dir / name for name in CHECKPOINTS if (self._out_dir / name).exists()]
             self._link.commit_checkpoint([self._link.send(file) for file in files])
             self._sent = found
+        return has_more
 
 
 class _Stream:
     """A file that grows, and how much of it has arrived."""
 
-    def __init__(self, name: str, path: Path, start: int):
-        self.name, self._path, self._start = name, path, start
+    def __init__(self, name: str, path: Path, start: int, most: float = math.inf):
+        self.name, self._path, self._start, self._most = name, path, start, most
         self.n_sent = 0
 
     def read(self) -> bytes:
+        n_left = self._most - self.n_sent
+        if n_left <= 0:
+            return CUT if n_left == 0 else b""
         try:
             with self._path.open("rb") as stream:
                 stream.seek(self._start + self.n_sent)
-                return stream.read(PIECE_BYTES)
+                return stream.read(int(min(PIECE_BYTES, n_left)))
         except FileNotFoundError:
             return b""
 

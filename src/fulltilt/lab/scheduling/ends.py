@@ -38,7 +38,9 @@ def judge_end(code: int | None, document: Mapping[str, Any] | None, *, is_stoppe
         return End(outcome="succeeded", metrics=said.get("metrics") or {})
     if error is not None and own_code not in INTERRUPTED:
         reason = str(error).strip().partition("\n")[0][:MOST_REASON]
-        return End(outcome="oom" if "out of memory" in reason.lower() else "user_error", reason=reason)
+        outcomes = {"out of memory": "oom", "no space left": "infra_refused"}
+        outcome = next((outcome for words, outcome in outcomes.items() if words in reason.lower()), "user_error")
+        return End(outcome=outcome, reason=reason)
     if is_stopped:
         return End(outcome="preempted", reason="interrupted")
     if code is None:

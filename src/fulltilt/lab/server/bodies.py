@@ -1,52 +1,37 @@
 """Read the bodies of requests as they arrive, within limits, and never whole where they may be large."""
 
-import asyncio
-import queue
 from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import HTTPException, Path, Request
+from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.background import BackgroundTask
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from fulltilt.lab.depot import PIECE_BYTES, Depot
+from fulltilt.lab.depot import Depot
 
 MOST_FILE_BYTES = 64 << 30
 MOST_BODY_BYTES = 4 << 20  # where a route says nothing else
+SENT_BYTES = 1 << 18  # at a time: so much is held for each reader that is slow
 Digest = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
-PIECES_AHEAD = 4  # between the network and the disk
 
 
 async def write_body(request: Request, depot: Depot, digest: str) -> int:
-    """Store the body in the depot under its digest, and return its size in bytes."""
-    pieces: queue.Queue[bytes | BaseException] = queue.Queue(PIECES_AHEAD)
+    """Store the body in the depot under its digest, and return its size in bytes.
 
-    def take() -> Iterator[bytes]:
-        while piece := pieces.get():
-            if isinstance(piece, BaseException):
-                raise piece
-            yield piece
-
-    writing = asyncio.ensure_future(run_in_threadpool(depot.put_pieces, take(), digest))
+    A thread is held for each piece only: forty slow senders must not keep the leases from being renewed.
+    """
+    n_bytes = 0
     try:
-        async for piece in request.stream():
-            while piece and not writing.done():
-                try:
-                    pieces.put_nowait(piece)
-                    break
-                except queue.Full:
-                    await asyncio.sleep(0.005)
-    except (ClientDisconnect, HTTPException) as error:
-        if not writing.done():
-            await run_in_threadpool(pieces.put, error)
-            await asyncio.wait([writing])
-        raise
-    if not writing.done():
-        await run_in_threadpool(pieces.put, b"")
-    return await writing
+        async with contextmanager_in_threadpool(depot.receive(digest)) as take:
+            async for piece in request.stream():
+                n_bytes += len(piece)
+                await run_in_threadpool(take, piece)
+    except ClientDisconnect:  # a runner was killed: nothing to report, and nobody to answer
+        raise HTTPException(400, "the file ended early") from None
+    return n_bytes
 
 
 def stream_file(depot: Depot, digest: str, *, name: str | None = None) -> StreamingResponse:
@@ -57,7 +42,7 @@ def stream_file(depot: Depot, digest: str, *, name: str | None = None) -> Stream
 
     def read() -> Iterator[bytes]:
         with stream:  # also where the client goes away
-            yield from iter(lambda: stream.read(PIECE_BYTES), b"")
+            yield from iter(lambda: stream.read(SENT_BYTES), b"")
 
     return StreamingResponse(
         read(), media_type="application/octet-stream", headers=headers, background=BackgroundTask(stream.close)

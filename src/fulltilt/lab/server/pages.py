@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlencode
 
 import jinja2
 from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup, escape
 
@@ -208,6 +209,10 @@ def show_submit(request: Request, token: Submitter) -> HTMLResponse:
 async def submit(request: Request, token: Submitter) -> HTMLResponse:
     """Say how many points a configuration has and what is wrong with it, and queue it where that is asked for."""
     form = parse_qs((await request.body()).decode(errors="replace"))
+    return await run_in_threadpool(_submit, request, token, form)  # a grid takes seconds, in which others are answered
+
+
+def _submit(request: Request, token: Token, form: Mapping[str, list[str]]) -> HTMLResponse:
     name, text, priority, what = (form.get(key, [""])[0] for key in ("name", "text", "priority", "do"))
     if not re.fullmatch(r"[\w-]{1,70}\.ya?ml", name, re.ASCII):
         return _say("alarm", [f"{name!r} is no name of a file; use letters, digits, _ and -, then .yaml"])

@@ -83,6 +83,7 @@ def has_file(request: Request, attempt: Runner, digest: Digest) -> Response:
 async def put_file(request: Request, attempt: Runner, digest: Digest) -> dict[str, int]:
     lab = _get_lab(request)
     await run_in_threadpool(reception.require_live, lab, attempt)
+    await run_in_threadpool(reception.require_room, lab, digest)
     return {"size": await write_body(request, lab.depot, digest)}
 
 

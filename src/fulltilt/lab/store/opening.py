@@ -6,6 +6,7 @@ PostgreSQL by URL.
 
 import contextlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from fulltilt.lab.store.store import Store, begin
 
 DATABASE, BALLAST = "lab.db", "ballast"
 BALLAST_BYTES = 2 << 20  # for some thousand changes of state
+SPARE_BYTES = 1 << 20  # with less beside the ballast the disk is full
 N_CONNECTIONS = 16  # kept open: to open one takes longer than to read
 BUSY_TIMEOUT_S = 60.0  # to wait for another process's transaction, which takes milliseconds
 SETTINGS = (
@@ -70,9 +72,10 @@ class Ballast:
         return True
 
     def restore(self) -> bool:
-        """Take the room again; False where there is too little."""
-        if self._path.exists():
-            return True
+        """Take the room again; False where there is too little, or nothing beside it."""
+        n_free = shutil.disk_usage(self._path.parent).free
+        if self._path.exists() or n_free < BALLAST_BYTES + SPARE_BYTES:  # what it gave up is not taken at once
+            return n_free >= SPARE_BYTES and self._path.exists()
         partial = self._path.with_name(f".{self._path.name}")
         try:
             with partial.open("wb") as stream:

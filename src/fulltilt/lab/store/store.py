@@ -95,6 +95,8 @@ class Store:
                 for point in points
                 if point.digest not in known
             ]
+            if connection.dialect.name == "sqlite":  # it would give the numbers of removed ones again
+                rows = [{**row, "id": id} for id, row in enumerate(rows, max(last, _read_removed(connection)) + 1)]
             for start in range(0, len(rows), ROWS_AT_ONCE):
                 connection.execute(sa.insert(EXPERIMENT), rows[start : start + ROWS_AT_ONCE])
             told: dict[str, Any] = {
@@ -178,6 +180,8 @@ class Store:
         with self._write() as connection:
             for table in (EVENT, ATTEMPT, ARTEFACT):
                 connection.execute(sa.delete(table).where(table.c.experiment == number))
+            if connection.dialect.name == "sqlite":
+                connection.exec_driver_sql(f"PRAGMA user_version = {max(number, _read_removed(connection))}")
             at = (EXPERIMENT.c.id == number, EXPERIMENT.c.state == experiment.state)
             if connection.execute(sa.delete(EXPERIMENT).where(*at)).rowcount != 1:
                 raise StaleAttemptError(f"{experiment.id} is not {experiment.state} any more")
@@ -406,15 +410,23 @@ class Store:
             except StorageError as error:  # SQLite may have rolled back all of it
                 self._batch = None
                 batch.fail(error)
-                if self._ballast is not None:
-                    self._ballast.release()  # the next change of state finds room
+                self._give_room()
                 raise
             finally:
                 batch.n += 1
                 if self._batch is batch and (not self._n_waiting or batch.n >= MOST_AT_ONCE):
                     self._batch = None
                     batch.commit()
-        batch.wait()
+        try:
+            batch.wait()
+        except StorageError:  # a full disk is found out when the pages are written
+            self._give_room()
+            raise
+
+    def _give_room(self) -> None:
+        """Let the next change of state find room."""
+        if self._ballast is not None:
+            self._ballast.release()
 
 
 @contextlib.contextmanager
@@ -474,6 +486,11 @@ def begin(connection: sa.Connection) -> None:
     """
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _read_removed(connection: sa.Connection) -> int:
+    """Return the highest number of an experiment that was removed: a word that SQLite keeps for its users."""
+    return connection.exec_driver_sql("PRAGMA user_version").scalar() or 0
 
 
 def compute_digest(token: str) -> str:
