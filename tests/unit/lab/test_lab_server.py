@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import socket
 
@@ -192,6 +193,29 @@ def test_many_slow_senders_keep_nobody_waiting(call):
 
     assert set(asyncio.run(send())) == {200}
     assert call.lab.depot.measure(digest) == 1000
+
+
+def test_a_sender_that_breaks_off_leaves_nothing_and_is_no_error_of_the_server(call):
+    told = []
+
+    async def send() -> None:
+        heads = [(b"host", b"localhost"), (b"authorization", f"Bearer {OWNER}".encode())]
+        path = f"/api/files/{'0' * 64}"
+        scope = {"type": "http", "method": "PUT", "path": path, "raw_path": path.encode(), "query_string": b""}
+        scope |= {"headers": heads, "http_version": "1.1", "scheme": "http", "server": ("localhost", 80)}
+        pieces = iter([{"type": "http.request", "body": b"half", "more_body": True}, {"type": "http.disconnect"}])
+
+        async def receive():
+            return next(pieces)
+
+        async def note(message):
+            told.append(message)
+
+        await call.app(scope, receive, note)
+
+    asyncio.run(send())
+    assert told[0]["status"] == 400
+    assert not [each for each in (call.lab.folder / "depot").rglob("*") if each.is_file()]
 
 
 def test_what_runs_cannot_be_removed_and_what_was_removed_is_told_so(call):

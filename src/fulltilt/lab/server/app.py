@@ -9,6 +9,7 @@ from fastapi.exception_handlers import http_exception_handler
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from fulltilt.errors import FulltiltError, StorageError, UsageError
 from fulltilt.hardware.sampler import Sampler
@@ -58,6 +59,7 @@ def build_app(
 
     for kind, status in ((FencedError, 409), (StaleAttemptError, 409), (UsageError, 422), (StorageError, 507)):
         app.add_exception_handler(kind, _build_handler(status))
+    app.add_exception_handler(ClientDisconnect, _build_handler(400))  # a runner was killed: that is no fault here
     app.add_exception_handler(HTTPException, _answer_refusal)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_middleware(Gate, hosts=frozenset(host.lower() for host in hosts))

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import HTTPException, Path, Request
+from fastapi import Path, Request
 from fastapi.concurrency import contextmanager_in_threadpool, run_in_threadpool
 from fastapi.responses import StreamingResponse
 from starlette.background import BackgroundTask
-from starlette.requests import ClientDisconnect
 
 from fulltilt.lab.depot import Depot
 
@@ -24,13 +23,10 @@ async def write_body(request: Request, depot: Depot, digest: str) -> int:
     A thread is held for each piece only: forty slow senders must not keep the leases from being renewed.
     """
     n_bytes = 0
-    try:
-        async with contextmanager_in_threadpool(depot.receive(digest)) as take:
-            async for piece in request.stream():
-                n_bytes += len(piece)
-                await run_in_threadpool(take, piece)
-    except ClientDisconnect:  # a runner was killed: nothing to report, and nobody to answer
-        raise HTTPException(400, "the file ended early") from None
+    async with contextmanager_in_threadpool(depot.receive(digest)) as take:
+        async for piece in request.stream():
+            n_bytes += len(piece)
+            await run_in_threadpool(take, piece)
     return n_bytes
 
 
