@@ -149,12 +149,13 @@ class MemoryStore:
         ]
         digests = {self.artefacts.pop(key).digest for key in gone}
         for artefact in artefacts:
-            self.artefacts[id, number, artefact.name] = dataclasses.replace(artefact, attempt=number)
+            kept = dataclasses.replace(artefact, attempt=number, time_s=time.time())
+            self.artefacts[id, number, artefact.name] = kept
         return digests - {artefact.digest for artefact in self.artefacts.values()}
 
     def read_artefacts(self, experiment):
         mine = [artefact for (id, *_), artefact in self.artefacts.items() if id == experiment]
-        return sorted(mine, key=lambda artefact: -artefact.attempt)
+        return sorted(mine, key=lambda artefact: (-artefact.attempt, artefact.name))
 
     def read_digests(self):
         code = {work.code.digest for work in self.works.values() if work.code}

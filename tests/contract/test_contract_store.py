@@ -222,6 +222,7 @@ def test_files_of_attempts_are_kept_by_name_the_newest_first(store):
 
     assert [keep(1, "0"), keep(1, "1"), keep(1, "1")] == ["", "0", ""], "the newest of an attempt"
     assert [keep(1, "2", of=other), keep(2, "2"), keep(2, "3")] == ["", "", ""], "another one has the same file"
+    assert all(each.time_s for each in store.read_artefacts(id)), "since when it is there"
     found = [(each.attempt, each.digest[0], each.n_bytes) for each in store.read_artefacts(id)]
     assert found == [(2, "3", 3 << 30), (1, "1", 3 << 30)]
     assert keep(3, "4") == "1", "of earlier attempts the last one's"

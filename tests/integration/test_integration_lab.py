@@ -19,6 +19,7 @@ import httpx2 as httpx
 import pytest
 
 from fulltilt.cli import run_command
+from fulltilt.lab.client import Client
 from fulltilt.lab.records import Attempt, Point
 from fulltilt.lab.serving import find_server
 from fulltilt.lab.states import ARROWS, LIVE
@@ -173,6 +174,39 @@ def test_the_log_is_that_of_the_training_and_ids_that_are_none_or_over_are_refus
     assert "epoch 2/2" in said
     assert "there is no experiment 'e77'; there are 6" in run("logs", "e77", folder=grid, code=2).stderr
     assert "e2 is succeeded already; there is nothing to cancel" in run("cancel", "2", folder=grid, code=2).stderr
+
+
+@pytest.mark.slow
+def test_a_followed_log_outlives_the_server_and_ends_with_the_experiment(tmp_path, monkeypatch):
+    monkeypatch.setenv("STAND_IN_STEPS", "150")
+    monkeypatch.setenv("STAND_IN_TICKS", str(tmp_path))  # prints every step
+    folder, config = tmp_path / "lab", tmp_path / "grid.yaml"
+    config.write_text("lr: [0.1, 0.2]\n")
+    serve = [sys.executable, str(STAND_IN_SERVER), str(folder), "20", "1"]
+    server = subprocess.Popen(serve)
+    try:
+        Client(None, wait_for(lambda: find_server(folder), server)).submit(config, [])
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        first, second = (subprocess.Popen(lab_command("logs", "-f", id, folder=folder), **pipes) for id in ("e1", "e2"))
+        wait_for(lambda: "step 10\n" in (folder / "e1" / "log-1.txt").read_text(), server)
+        server.kill()
+        server.wait()
+        assert "not served now" in first.stderr.readline()
+        server = subprocess.Popen(serve)
+        said, complaints = first.communicate(timeout=PATIENCE_S)
+        assert (first.returncode, complaints) == (0, "")
+        assert said == (folder / "e1" / "log-1.txt").read_text()
+        assert said.endswith("step 150\n")
+        assert "not served now" in second.stderr.readline()
+        wait_for(lambda: "step 1\n" in second.stdout.readline())  # it waited while the other one ran
+        second.send_signal(signal.SIGINT)
+        assert second.communicate(timeout=PATIENCE_S)[1] == "", "the usual end of following says nothing"
+        assert second.returncode == 130
+        Client(None, find_server(folder)).post("/api/experiments/e2/cancel")
+        wait_for(lambda: not find_processes(folder), server)
+    finally:
+        server.terminate()
+        server.wait()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._lab_keep import add_actions, run_backup, run_prune, run_restore, run_token
 from fulltilt.cli._shared import add_config_arguments, build_console, print_result, write_json
-from fulltilt.errors import RunFolderError, StorageError, UsageError, strip_control_codes
+from fulltilt.errors import RunFolderError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +110,10 @@ def run(args: argparse.Namespace) -> int:
             return run_submit(args)
         if args.action in LOCAL:
             return LOCAL[args.action](args)
+        if args.action == "logs":
+            from fulltilt.cli._lab_logs import run_logs
+
+            return run_logs(args)
         from fulltilt.lab.client import connect
 
         with connect(Path(args.lab), address=find_address(args)) as client:
@@ -176,35 +180,6 @@ def _run_show(args: argparse.Namespace, client: Client) -> int:
     return 0
 
 
-def _run_logs(args: argparse.Namespace, client: Client) -> int:
-    found = client.get(f"/api/experiments/{args.id}")["experiment"]
-    if not found["attempt"]:
-        raise UsageError(f"{found['id']} is {found['state']} and has printed nothing yet")
-    number, offset = 1, 0
-    while True:
-        data = client.read(f"/api/experiments/{args.id}/log", attempt=number, offset=offset)
-        if data:
-            offset += len(data)
-            _print_log(data)
-        elif number < found["attempt"]:
-            number, offset = number + 1, 0
-        elif not args.follow or found["state"] in ("succeeded", "failed", "cancelled", "held"):
-            return 0
-        else:
-            time.sleep(FOLLOW_S)
-            found = client.get(f"/api/experiments/{args.id}")["experiment"]
-
-
-def _print_log(data: bytes) -> None:
-    if sys.stdout.isatty():
-        sys.stdout.write(strip_control_codes(data.decode(errors="replace")))
-        sys.stdout.flush()
-    else:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-
-
 def _run_change(args: argparse.Namespace, client: Client) -> int:
     """Do one thing to one experiment, and say what became of it."""
     from fulltilt.lab import listing
@@ -250,7 +225,6 @@ def _run_export(args: argparse.Namespace, client: Client) -> int:
 ACTIONS: dict[str, Callable[[argparse.Namespace, Client], int]] = {
     "list": _run_list,
     "show": _run_show,
-    "logs": _run_logs,
     "export": _run_export,
     "token": run_token,
     "prune": run_prune,

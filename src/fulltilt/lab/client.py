@@ -27,11 +27,20 @@ N_TRIES, RETRY_S = 100, 0.1
 TIMEOUT = httpx.Timeout(60.0, connect=5.0)
 
 
+class NoAnswerError(UsageError):
+    """The server of a lab does not answer."""
+
+
 class Client:
     """One lab, as its commands see it. Errors of the lab are raised as UsageError, with its words."""
 
     def __init__(self, transport: httpx.AsyncBaseTransport | None, address: Address):
         self._transport, self._address = transport, address
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a server is there, and not this process alone."""
+        return self._transport is None
 
     def get(self, path: str, **params: Any) -> Any:
         return self._call("GET", path, params=params).json()
@@ -63,7 +72,7 @@ class Client:
         try:
             answer = asyncio.run(self._send(method, path, **options))
         except httpx.TransportError as error:
-            raise UsageError(
+            raise NoAnswerError(
                 f"the lab at {self._address.url} does not answer ({error}); is its server running?"
             ) from None
         if is_checked and answer.is_error:

@@ -101,7 +101,8 @@ def read_numbers(line: bytes, key: str) -> dict[str, float]:
     """Return the finite numbers of a mapping in a line of an event log; what a runner sends may be anything."""
     try:
         found = json.loads(line)[key]
-        return {str(name): value for name, value in found.items() if math.isfinite(value)}
+        numbers = {str(name): value for name, value in found.items() if isinstance(value, int | float)}
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}
 
@@ -117,7 +118,7 @@ def describe_states(counts: Mapping[str, int]) -> str:
 
 def describe_point(entry: Entry) -> str:
     """Return the values of a point, ``lr=0.001 batch_size=64``, then the overrides it was submitted with."""
-    said = {key.rpartition(".")[2]: _show(value) for key, value in entry["point"].items()}
+    said = {key.rpartition(".")[2]: show_value(value) for key, value in entry["point"].items()}
     words = [word for word in entry["overrides"] if word.partition("=")[0].rpartition(".")[2] not in said]
     return " ".join([*(f"{name}={value}" for name, value in said.items()), *words]) or "–"
 
@@ -171,5 +172,5 @@ def _list_cells(entry: Entry) -> list[str]:
     ]
 
 
-def _show(value: Any) -> str:
+def show_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -128,6 +128,7 @@ class Artefact:
     digest: str
     n_bytes: int
     attempt: int = 0
+    time_s: float = 0.0  # Unix time at which it was stored
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -145,11 +145,12 @@ def read_log(
 
 
 @router.get("/experiments/{id}/files/{name}")
-def read_file(request: Request, token: Reader, id: str, name: str) -> Response:
-    """Return the newest file of this name that an attempt sent, as an attachment."""
+def read_file(request: Request, token: Reader, id: str, name: str, attempt: int | None = None) -> Response:
+    """Return a file that an attempt sent, the newest one unless told, as an attachment."""
     lab = get_lab(request)
     found = operations.find(lab, id)
-    newest = next((each for each in lab.store.read_artefacts(found.id) if each.name == name), None)
+    known = (each for each in lab.store.read_artefacts(found.id) if attempt in (None, each.attempt))
+    newest = next((each for each in known if each.name == name), None)
     if newest is None or not lab.depot.has(newest.digest):
         raise HTTPException(404, f"{found.id} has no file {name!r}")
     return stream_file(lab.depot, newest.digest, name=name)
@@ -211,7 +212,9 @@ def submit(request: Request, token: Submitter, body: Submission) -> dict[str, An
 @router.post("/experiments/{id}/priority")
 def prioritise(request: Request, token: Submitter, id: str, body: Priority) -> dict[str, Any]:
     lab = get_lab(request)
-    return listing.build_entry(lab.folder, operations.prioritise(lab, id, body.priority))
+    found = operations.prioritise(lab, id, body.priority)
+    request.app.state.n_priorities += 1  # no event of an experiment, but pages show it
+    return listing.build_entry(lab.folder, found)
 
 
 @router.post("/experiments/{id}/{action}")

@@ -45,7 +45,7 @@ def build_app(
     app = FastAPI(title="fulltilt lab", max_body_size=MOST_BODY_BYTES, **nothing)
     app.state.lab, app.state.token, app.state.read_rooms, app.state.is_closing = lab, token, read_rooms, False
     app.state.sampler, app.state.here = sampler, platform.node()
-    app.state.patience, app.state.n_listeners = Patience(), 0
+    app.state.patience, app.state.n_listeners, app.state.n_priorities = Patience(), 0, 0
     app.include_router(runner_api.router)  # first: those are the most frequent calls
     app.include_router(api.router)
     app.include_router(pages.router)

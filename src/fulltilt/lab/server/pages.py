@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,22 +14,32 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup, escape
 
-from fulltilt.errors import ConfigError, FulltiltError, UsageError
+from fulltilt.errors import ConfigError, FulltiltError
 from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab import listing, operations
 from fulltilt.lab.export import write_csv
-from fulltilt.lab.lab import Lab, open_stream
+from fulltilt.lab.lab import Lab
 from fulltilt.lab.listing import Entry
 from fulltilt.lab.records import Attempt, Token
 from fulltilt.lab.redaction import redact
 from fulltilt.lab.scheduling.retries import is_barred
 from fulltilt.lab.server.access import COOKIE, ROLES, Patience, allow, find_role
-from fulltilt.lab.server.parallel import draw_parallel
-from fulltilt.lab.states import LIVE, OVER, STATES
+from fulltilt.lab.server.live import read_mark
+from fulltilt.lab.server.parallel import draw_parallel, list_axes
+from fulltilt.lab.server.trainings import (
+    describe_phases,
+    draw_phases,
+    find_log_start,
+    list_environment,
+    list_files,
+    read_phases,
+    read_run,
+)
+from fulltilt.lab.states import LIVE, STATES, WAITING
 from fulltilt.report import format_duration
 from fulltilt.report.charts import MAX_SERIES
 from fulltilt.report.readings import describe_host, list_cells
-from fulltilt.report.training import TrainingRun, read_training_lines
+from fulltilt.report.training import TrainingRun
 from fulltilt.report.training_curves import build_curves
 
 router = APIRouter()
@@ -36,7 +47,6 @@ HERE = Path(__file__).parent
 NAV = (("/", "Overview"), ("/queue", "Queue"), ("/machines", "Machines"), ("/submit", "Submit"))
 ROWS = 100  # of a table on a page
 NEWEST = 10
-MOST_EVENT_BYTES = 16 << 20  # of an attempt's events that curves are drawn of
 COOKIE_S = 30 * 24 * 3600
 ASSET = re.compile(r"[a-z0-9.-]+\.(css|js|txt)")
 TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
@@ -65,7 +75,10 @@ environment.filters |= {
     "point": listing.describe_point,
     "outcome": _describe_outcome,
     "duration": lambda seconds: "" if seconds is None else format_duration(seconds),
+    "when": lambda time_s: time.strftime("%d %b %H:%M:%S", time.localtime(time_s)),
+    "value": listing.show_value,
     "actions": lambda entry: [name for name, states in ACTIONS.items() if entry["state"] in states],
+    "waits": lambda entry: entry["state"] in WAITING,
 }
 
 
@@ -96,7 +109,7 @@ async def sign_in(request: Request) -> Response:
 
 @router.get("/")
 def show_overview(request: Request, token: Reader) -> HTMLResponse:
-    lab = request.app.state.lab
+    lab, mark = request.app.state.lab, read_mark(request)
     live = _read(lab, states=(*LIVE, "finalizing"))
     succeeded = lab.store.read_newest(("succeeded",), NEWEST)
     troubled = [listing.build_entry(lab.folder, each) for each in lab.store.read_newest(("failed", "held"), NEWEST)]
@@ -105,7 +118,7 @@ def show_overview(request: Request, token: Reader) -> HTMLResponse:
     best = listing.describe_best(done)
     return _render(
         request, "overview.html", token, sentence=said or "Nothing is queued", live=live, troubled=troubled,
-        done=done, best=best,
+        done=done, best=best, mark=mark, is_empty=not said,
     )  # fmt: skip
 
 
@@ -117,36 +130,45 @@ def show_queue(
     sweep: str | None = None,
     offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
 ) -> HTMLResponse:
-    lab = request.app.state.lab
+    lab, mark = request.app.state.lab, read_mark(request)
     counts = lab.store.count_states(sweep=sweep)
     found = lab.store.read_experiments(states=state and (state,), sweep=sweep, limit=ROWS + 1, offset=offset)
     entries = [listing.build_entry(lab.folder, each) for each in found[:ROWS]]
 
-    def address(at: int) -> str:
-        given = {"state": state, "sweep": sweep, "offset": at or None}
+    def address(at: int = 0, only: str | None = state) -> str:
+        given = {"state": only, "sweep": sweep, "offset": at or None}
         return "/queue?" + urlencode({name: value for name, value in given.items() if value is not None})
 
     return _render(
         request, "queue.html", token, entries=entries, state=state, sweep=sweep, offset=offset, url=address(offset),
-        states=[(name, counts[name]) for name in listing.COUNTED if counts.get(name)],
+        mark=mark,
+        states=[(name, counts[name], address(only=name)) for name in listing.COUNTED if counts.get(name)],
         before=address(max(0, offset - ROWS)), after=address(offset + ROWS) if len(found) > ROWS else None,
     )  # fmt: skip
 
 
 @router.get("/experiments/{id}")
-def show_experiment(request: Request, token: Reader, id: str) -> HTMLResponse:
+def show_experiment(
+    request: Request, token: Reader, id: str, attempt: Annotated[int | None, Query(ge=1)] = None
+) -> HTMLResponse:
+    """Show an experiment, and the log of one attempt at it: the newest, unless another is asked for."""
     lab = request.app.state.lab
+    mark = read_mark(request, operations.find(lab, id).id)
     found = operations.find(lab, id)
-    entry = listing.build_entry(lab.folder, found)
     attempts = redact(lab.store.read_attempts(found.id))
-    for attempt in attempts:
-        attempt["seconds"] = None if attempt["ended_s"] is None else attempt["ended_s"] - attempt["started_s"]
-    run = _read_run(lab, found.id, found.attempt)
+    for each in attempts:
+        each["seconds"] = None if each["ended_s"] is None else each["ended_s"] - each["started_s"]
+    run = read_run(lab, found.id, found.attempt)
+    phases, n_steps = read_phases(lab, found.newest)
+    files, checkpoints = list_files(lab.store.read_artefacts(found.id))
+    shown = Attempt(experiment=found.id, number=attempt or max(1, found.attempt))
     return _render(
-        request, "experiment.html", token, entry=entry, attempts=attempts, is_live=found.state in LIVE,
-        curves=_draw({"": run} if run else {}),
-        breakdown=_describe_step(lab, found.newest),
-        files=sorted({artefact.name for artefact in lab.store.read_artefacts(found.id)}) if found.state in OVER else [],
+        request, "experiment.html", token, mark=mark, entry=listing.build_entry(lab.folder, found), attempts=attempts,
+        is_live=found.state in LIVE, curves=_draw({"": run} if run else {}),
+        phases=Markup(draw_phases(phases, n_steps)), breakdown=describe_phases(phases),
+        files=files, checkpoints=checkpoints,
+        environment=list_environment(lab, found, run), attempt=attempt, shown=shown.number,
+        log_start=find_log_start(lab, shown),
         config=json.dumps(redact(lab.store.read_work(found.id).config), indent=2, ensure_ascii=False),
     )  # fmt: skip
 
@@ -161,13 +183,13 @@ def compare(
     lab = request.app.state.lab
     found = [operations.find(lab, each) for each in dict.fromkeys(id)]
     entries = [listing.build_entry(lab.folder, each) for each in found]
-    runs = {each.id: run for each in found if (run := _read_run(lab, each.id, each.attempt))}
+    runs = {each.id: run for each in found if (run := read_run(lab, each.id, each.attempt))}
     shown = dict(list(runs.items())[:MAX_SERIES])
     sentence = listing.describe_best(entries) or f"{len(entries)} experiments"
     return _render(
-        request, "compare.html", token, entries=entries, sentence=sentence,
+        request, "compare.html", token, entries=entries, sentence=sentence, n_left_out=len(runs) - len(shown),
         curves=_draw(shown), parallel=Markup(draw_parallel(entries)),
-        export="/export.csv?" + urlencode([("id", each.id) for each in found]),
+        axes=list_axes(entries), export="/export.csv?" + urlencode([("id", each.id) for each in found]),
     )  # fmt: skip
 
 
@@ -217,10 +239,11 @@ def _submit(request: Request, token: Token, form: Mapping[str, list[str]]) -> HT
     if not re.fullmatch(r"[\w-]{1,70}\.ya?ml", name, re.ASCII):
         return _say("alarm", [f"{name!r} is no name of a file; use letters, digits, _ and -, then .yaml"])
     lab, rooms = request.app.state.lab, request.app.state.read_rooms()
+    before = lab.store.read_last_event()
     try:
-        grid = operations.read_submission(lab, source=name, text=text, overrides=(), rooms=rooms)
         if what != "submit":
-            return _say("note", [f"{len(grid.points)} points, nothing is wrong with them"])
+            grid = operations.read_submission(lab, source=name, text=text, overrides=(), rooms=rooms)
+            return _say("note", [f"{_count(len(grid.points))}; nothing is wrong"])
         ids = operations.submit(
             lab, source=f"page:{name}", text=text, overrides=(), owner=token.label, priority=int(priority or 0),
             code=operations.keep_text(lab, name, text), rooms=rooms,
@@ -229,7 +252,9 @@ def _submit(request: Request, token: Token, form: Mapping[str, list[str]]) -> HT
         return _say("alarm", [str(problem) for problem in error.problems or (error,)])
     except (FulltiltError, ValueError) as error:
         return _say("alarm", [str(error)])
-    return _say("note", [f"{len(ids)} experiments are in the queue"])
+    new = {event.experiment for event in lab.store.read_events(after=before) if event.arrow == "submit"}
+    said = f"{_count(len(ids))}, {len(new & set(ids))} of them new; see the queue"
+    return _say("note", [said], href="/queue?" + urlencode({"sweep": operations.find(lab, ids[0]).sweep}))
 
 
 @router.get("/static/{name:path}", dependencies=[Depends(allow("anyone"))])
@@ -264,27 +289,17 @@ def _render(request: Request, template: str, token: Token, **values: Any) -> HTM
     return HTMLResponse(page)
 
 
-def _say(kind: str, lines: Sequence[str]) -> HTMLResponse:
-    return HTMLResponse("".join(f'<p class="{kind}">{escape(line)}</p>' for line in lines))
+def _say(kind: str, lines: Sequence[str], *, href: str | None = None) -> HTMLResponse:
+    said = [Markup('<a href="{}">{}</a>').format(href, line) if href else escape(line) for line in lines]
+    return HTMLResponse("".join(f'<p class="{kind}">{line}</p>' for line in said))
+
+
+def _count(n_points: int) -> str:
+    return "1 point" if n_points == 1 else f"{n_points:,} points"
 
 
 def _read(lab: Lab, **wanted: Any) -> list[dict[str, Any]]:
     return [listing.build_entry(lab.folder, each) for each in lab.store.read_experiments(limit=ROWS, **wanted)]
-
-
-def _read_run(lab: Lab, id: str, n_attempts: int) -> TrainingRun | None:
-    """Read what the attempts at an experiment logged, as one training; None before its first step."""
-    lines: list[str] = []
-    for number in range(1, n_attempts + 1):
-        try:
-            with open_stream(lab.folder, Attempt(experiment=id, number=number), "events.jsonl") as stream:
-                lines += stream.read(MOST_EVENT_BYTES).decode(errors="replace").split("\n")[:-1]
-        except OSError:
-            continue
-    try:
-        return read_training_lines(id, lines)
-    except UsageError:
-        return None
 
 
 def _draw(runs: Mapping[str, TrainingRun]) -> Markup:
@@ -292,18 +307,3 @@ def _draw(runs: Mapping[str, TrainingRun]) -> Markup:
         return Markup(build_curves(runs)) if runs else Markup()
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):  # a runner may send anything
         return Markup('<p class="note">what these trainings logged cannot be drawn</p>')
-
-
-def _describe_step(lab: Lab, attempt: Attempt) -> str:
-    """Return the parts of the last step that was logged with its phases."""
-    try:
-        with open_stream(lab.folder, attempt, "events.jsonl") as stream:
-            stream.seek(max(0, stream.seek(0, 2) - listing.TAIL_BYTES))
-            lines = stream.read().split(b"\n")
-    except OSError:
-        return ""
-    for line in reversed(lines[:-1]):
-        if line.startswith(b'{"event": "StepsDone"'):
-            phases = listing.read_numbers(line, "phases_ms")
-            return ", ".join(f"{name.replace('_', ' ')} {ms:.3g} ms" for name, ms in phases.items() if ms)
-    return ""

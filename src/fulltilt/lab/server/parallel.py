@@ -10,30 +10,43 @@ WIDTH, HEIGHT, TOP, BOTTOM, SIDE = 900, 260, 28, 30, 60
 GOOD_HUE, BAD_HUE = 150, 10
 
 
+Axes = Mapping[tuple[str, str], Sequence[Any]]
+"""A value an entry, by (point or metrics, name)."""
+
+
+def list_axes(entries: Sequence[Entry]) -> Axes:
+    """List the settings in which entries differ, and their metrics."""
+    names = {kind: list(dict.fromkeys(key for each in entries for key in each[kind])) for kind in ("point", "metrics")}
+    axes = {(kind, name): [each[kind].get(name) for each in entries] for kind in names for name in names[kind]}
+    return {at: values for at, values in axes.items() if (_varies(values) if at[0] == "point" else "/" not in at[1])}
+
+
 def draw_parallel(entries: Sequence[Entry]) -> str:
     """Draw the entries that have a result; empty with fewer than two, or where nothing varies."""
     done = [entry for entry in entries if entry["metrics"]]
-    names = [*dict.fromkeys(key for entry in done for key in entry["point"])]
-    metrics = [name for name in dict.fromkeys(key for entry in done for key in entry["metrics"]) if "/" not in name]
-    axes = {name: [entry["point"].get(name) for entry in done] for name in names}
-    axes |= {name: [entry["metrics"].get(name) for entry in done] for name in metrics}
-    axes = {name: values for name, values in axes.items() if len(set(map(str, values))) > 1}
+    axes = {at: values for at, values in list_axes(done).items() if _varies(values)}
     if len(done) < 2 or len(axes) < 2:
         return ""
-    places = {name: _place(values) for name, values in axes.items()}
+    places = {at: _place(values) for at, values in axes.items()}
     step = (WIDTH - 2 * SIDE) / (len(axes) - 1)
-    best = places.get("loss") or [0.5] * len(done)
+    best = places.get(("metrics", "loss"))
     lines = "".join(
-        _draw_line(entry, [places[name][index] for name in axes], step, 1.0 - best[index])
+        _draw_line(entry, [places[at][index] for at in axes], step, 1.0 - best[index] if best else 0.5)
         for index, entry in enumerate(done)
     )
     heads = "".join(
-        _draw_axis(name, values, SIDE + number * step) for number, (name, values) in enumerate(axes.items())
+        _draw_axis(name, values, SIDE + number * step) for number, ((_, name), values) in enumerate(axes.items())
     )
+    said = "Settings and results: a line an experiment" + (", the greener the lower its loss" if best else "")
     return (
-        f'<figure><figcaption>settings and results</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="settings and results of {len(done)} experiments">{heads}{lines}</svg></figure>'
+        f'<figure class="parallel"><figcaption>{said}</figcaption><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="settings and results"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="settings and results of {len(done)} experiments">{heads}{lines}</svg></div></figure>'
     )
+
+
+def _varies(values: Sequence[Any]) -> bool:
+    return len(set(map(str, values))) > 1
 
 
 def _draw_line(entry: Entry, places: Sequence[float], step: float, goodness: float) -> str:

@@ -1,0 +1,91 @@
+"""Draw docs/images/lab-*.png: ``python scripts/draw_lab.py``, with Chromium and fulltilt[lab,digits] installed.
+
+The pictures are of a real server on this machine, with two devices and the six trainings of configs/parallel_grid.yaml.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chromium import Page, start_chromium
+from PIL import Image
+
+from fulltilt.lab.client import Client
+from fulltilt.lab.serving import find_server
+
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+WIDTH, SCALE = 1180, 1.5
+N_COLOURS = 96  # of a picture of text and lines: nobody sees that there are no more
+FULLTILT = (sys.executable, "-m", "fulltilt", "lab")
+
+
+def main() -> None:
+    """Run the lab, and take a picture of its queue, of an experiment and of a comparison."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "lab"
+        serve = [*FULLTILT, "serve", "--lab", str(folder), "--port", "0", "--devices", "0,1"]
+        server = subprocess.Popen(serve, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.DEVNULL)
+        try:
+            _wait(lambda: find_server(folder))
+            words = ["submit", str(ROOT / "configs" / "parallel_grid.yaml"), "epochs=8", "--lab", str(folder)]
+            subprocess.run([*FULLTILT, *words], check=True, stdout=subprocess.DEVNULL)
+            with start_chromium(Path(scratch) / "profile") as browser:
+                _draw(browser.open(), folder)
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def _draw(page: Page, folder: Path) -> None:
+    address = find_server(folder)
+    assert address is not None
+    client = Client(None, address)
+    page.show_as(width=WIDTH, height=460, scale=SCALE)
+    page.go(f"{address.url}/login#{address.token}")
+    page.wait("location.pathname === '/' && document.readyState === 'complete'")
+    page.go(f"{address.url}/queue")
+    states = "[...document.querySelectorAll('td .state')].map((each) => each.innerText)"
+    page.wait(f"{states}.filter((each) => each === 'running').length === 2 && {states}[1] === 'succeeded'")
+    page.wait("[...document.querySelectorAll('tr:has(.running)')].every((row) => row.innerText.includes('loss'))")
+    _save(page, "queue")
+    _wait(lambda: client.get("/api/status")["states"].get("succeeded") == 6)
+    page.show_as(width=WIDTH, height=1500, scale=SCALE)
+    page.go(f"{address.url}/experiments/e5")
+    page.wait("/epoch 8/.test(document.getElementById('log').textContent)")
+    _save(page, "experiment", until="document.getElementById('log').getBoundingClientRect().bottom")
+    page.go(f"{address.url}/compare?" + "&".join(f"id=e{number}" for number in range(1, 7)))
+    page.evaluate(
+        "[...document.querySelectorAll('.sortable th button')].find((each) => each.innerText === 'loss').click()"
+    )
+    _save(page, "compare", until="document.body.getBoundingClientRect().bottom")
+
+
+def _save(page: Page, name: str, *, until: str = "Infinity") -> None:
+    """Save what is seen, down to a place, in few colours."""
+    path = IMAGES / f"lab-{name}.png"
+    page.take_picture(path)
+    picture = Image.open(io.BytesIO(path.read_bytes())).convert("RGB")
+    bottom = page.evaluate(f"Math.min({until} + 16, window.innerHeight)")
+    picture = picture.crop((0, 0, picture.width, round(SCALE * bottom)))
+    picture.quantize(N_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def _wait(look: Callable[[], Any]) -> None:
+    until_s = time.monotonic() + 300
+    while not look():
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""``fulltilt lab logs``: print what the trainings of an experiment printed, and go on as they print."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import sys
+import time
+from pathlib import Path
+
+from fulltilt.cli import EXIT_INTERRUPTED
+from fulltilt.cli.lab import FOLLOW_S, find_address
+from fulltilt.errors import UsageError, strip_control_codes
+from fulltilt.lab.client import Client, NoAnswerError, connect
+from fulltilt.lab.serving import find_server
+from fulltilt.lab.states import OVER
+
+
+def run_logs(args: argparse.Namespace) -> int:
+    """Print the log of an experiment; with ``--follow`` until it is over, also when the server is away meanwhile."""
+    log, is_told = _Log(args.id), False
+    try:
+        while not _read_on(args, log):
+            if not is_told:
+                print("the lab is not served now; this goes on when it is", file=sys.stderr)
+            is_told = True
+            while args.url is None and find_server(Path(args.lab)) is None:
+                time.sleep(FOLLOW_S)
+            time.sleep(FOLLOW_S)
+    except KeyboardInterrupt:
+        if not args.follow:
+            raise
+        return EXIT_INTERRUPTED  # the usual end, of which nothing needs to be said
+    return 0
+
+
+def _read_on(args: argparse.Namespace, log: _Log) -> bool:
+    """Print what there is, and what comes as long as a server answers; return whether that is all."""
+    try:
+        with connect(Path(args.lab), address=find_address(args)) as client:
+            while not log.print_rest(client):
+                if not args.follow:
+                    if log.is_empty:
+                        raise UsageError(f"{args.id} has printed nothing yet; --follow waits for it")
+                    return True
+                if not client.is_served:
+                    return False  # without a server nothing runs; and one that starts needs the folder
+                time.sleep(FOLLOW_S)
+            return True
+    except NoAnswerError:
+        if log.is_new or not args.follow:
+            raise
+        return False
+
+
+class _Log:
+    """The log of all attempts at an experiment, and how far it was printed."""
+
+    def __init__(self, id: str):
+        self._id, self._attempt, self._offset = id, 1, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.is_new = self.is_empty = True
+
+    def print_rest(self, client: Client) -> bool:
+        """Print what is there and was not printed yet; return whether the experiment is over."""
+        found = client.get(f"/api/experiments/{self._id}")["experiment"]  # before the log: what is over is complete
+        self.is_new = False
+        while True:
+            data = client.read(f"/api/experiments/{self._id}/log", attempt=self._attempt, offset=self._offset)
+            if data:
+                self._offset += len(data)
+                self._print(data)
+            elif self._attempt < found["attempt"]:
+                self._attempt, self._offset = self._attempt + 1, 0
+            else:
+                return found["state"] in (*OVER, "held")
+
+    def _print(self, data: bytes) -> None:
+        self.is_empty = False
+        sys.stdout.flush()
+        if sys.stdout.isatty():
+            sys.stdout.write(strip_control_codes(self._decoder.decode(data)))
+        else:
+            sys.stdout.buffer.write(data)
+        sys.stdout.flush()
