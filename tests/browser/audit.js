@@ -5,7 +5,7 @@
 window.findStops = () => {
   const reachable = "a[href], button, input, textarea, summary, [tabindex='0']";
   window.stops = [...document.querySelectorAll(reachable)].filter(
-    (each) => each.getClientRects().length && !each.disabled && (each.type !== "radio" || each.checked),
+    (each) => each.checkVisibility() && !each.disabled && (each.type !== "radio" || each.checked),
   );
   return window.stops.length;
 };

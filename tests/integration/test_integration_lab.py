@@ -19,9 +19,10 @@ import httpx2 as httpx
 import pytest
 
 from fulltilt.cli import run_command
+from fulltilt.lab import operations
 from fulltilt.lab.client import Client
 from fulltilt.lab.records import Attempt, Point
-from fulltilt.lab.serving import find_server
+from fulltilt.lab.serving import find_server, open_lab
 from fulltilt.lab.states import ARROWS, LIVE
 from fulltilt.lab.store import open_store
 
@@ -178,35 +179,42 @@ def test_the_log_is_that_of_the_training_and_ids_that_are_none_or_over_are_refus
 
 @pytest.mark.slow
 def test_a_followed_log_outlives_the_server_and_ends_with_the_experiment(tmp_path, monkeypatch):
-    monkeypatch.setenv("STAND_IN_STEPS", "150")
+    monkeypatch.setenv("STAND_IN_EVENTS", "1")  # takes a second an epoch
     monkeypatch.setenv("STAND_IN_TICKS", str(tmp_path))  # prints every step
     folder, config = tmp_path / "lab", tmp_path / "grid.yaml"
-    config.write_text("lr: [0.1, 0.2]\n")
+    config.write_text("epochs: [3, 1000]\n")
+    folder.mkdir()
+    with open_lab(folder, create=True) as lab:
+        operations.submit(lab, source=str(config), text=config.read_text(), overrides=(), owner="")
     serve = [sys.executable, str(STAND_IN_SERVER), str(folder), "20", "1"]
-    server = subprocess.Popen(serve)
+    running, said = [], [(tmp_path / name).open("w+") for name in ("e1", "e2")]
     try:
-        Client(None, wait_for(lambda: find_server(folder), server)).submit(config, [])
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        first, second = (subprocess.Popen(lab_command("logs", "-f", id, folder=folder), **pipes) for id in ("e1", "e2"))
-        wait_for(lambda: "step 10\n" in (folder / "e1" / "log-1.txt").read_text(), server)
-        server.kill()
-        server.wait()
-        assert "not served now" in first.stderr.readline()
-        server = subprocess.Popen(serve)
-        said, complaints = first.communicate(timeout=PATIENCE_S)
-        assert (first.returncode, complaints) == (0, "")
-        assert said == (folder / "e1" / "log-1.txt").read_text()
-        assert said.endswith("step 150\n")
-        assert "not served now" in second.stderr.readline()
-        wait_for(lambda: "step 1\n" in second.stdout.readline())  # it waited while the other one ran
+        for id, out in zip(("e1", "e2"), said, strict=True):
+            command = lab_command("logs", "-f", id, folder=folder)
+            running.append(subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True))
+            assert "not served now" in running[-1].stderr.readline(), "nothing holds the folder meanwhile"
+        first, second = running
+        running.append(subprocess.Popen(serve))
+        wait_for(lambda: "step 10\n" in (tmp_path / "e1").read_text(), first)
+        running[-1].kill()
+        running[-1].wait()
+        running.append(subprocess.Popen(serve))
+        assert first.communicate(timeout=PATIENCE_S)[1] == ""
+        assert first.returncode == 0
+        assert (tmp_path / "e1").read_text() == (folder / "e1" / "log-1.txt").read_text()
+        assert "step 150\nepoch 3: " in (tmp_path / "e1").read_text()
+        wait_for(lambda: (tmp_path / "e2").read_text().startswith("== e2, attempt 1"), second)
         second.send_signal(signal.SIGINT)
         assert second.communicate(timeout=PATIENCE_S)[1] == "", "the usual end of following says nothing"
         assert second.returncode == 130
         Client(None, find_server(folder)).post("/api/experiments/e2/cancel")
-        wait_for(lambda: not find_processes(folder), server)
+        wait_for(lambda: not find_processes(folder), running[-1])
     finally:
-        server.terminate()
-        server.wait()
+        for process in running:
+            process.kill()
+            process.communicate()
+        for out in said:
+            out.close()
 
 
 @pytest.mark.slow

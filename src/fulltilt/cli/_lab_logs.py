@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import contextlib
+import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from fulltilt.cli import EXIT_INTERRUPTED
@@ -19,7 +23,7 @@ from fulltilt.lab.states import OVER
 def run_logs(args: argparse.Namespace) -> int:
     """Print the log of an experiment; with ``--follow`` until it is over, also when the server is away meanwhile."""
     log, is_told = _Log(args.id), False
-    try:
+    with _end_silently() if args.follow else contextlib.nullcontext():
         while not _read_on(args, log):
             if not is_told:
                 print("the lab is not served now; this goes on when it is", file=sys.stderr)
@@ -27,11 +31,19 @@ def run_logs(args: argparse.Namespace) -> int:
             while args.url is None and find_server(Path(args.lab)) is None:
                 time.sleep(FOLLOW_S)
             time.sleep(FOLLOW_S)
-    except KeyboardInterrupt:
-        if not args.follow:
-            raise
-        return EXIT_INTERRUPTED  # the usual end, of which nothing needs to be said
     return 0
+
+
+@contextlib.contextmanager
+def _end_silently() -> Iterator[None]:
+    """Let Ctrl-C, the usual end of following, end the process without a word, also amid a request."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # a background job: it stays ignored
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(EXIT_INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _read_on(args: argparse.Namespace, log: _Log) -> bool:
