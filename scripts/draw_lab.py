@@ -24,13 +24,14 @@ from fulltilt.lab.serving import find_server
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 WIDTH, SCALE = 1180, 1.5
+PATIENCE_S = 600.0
 N_COLOURS = 96  # of a picture of text and lines: nobody sees that there are no more
 FULLTILT = (sys.executable, "-m", "fulltilt", "lab")
 
 
 def main() -> None:
     """Run the lab, and take a picture of its queue, of an experiment and of a comparison."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch) / "lab"
         serve = [*FULLTILT, "serve", "--lab", str(folder), "--port", "0", "--devices", "0,1"]
         server = subprocess.Popen(serve, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.DEVNULL)
@@ -53,12 +54,14 @@ def _draw(page: Page, folder: Path) -> None:
     page.go(f"{address.url}/login#{address.token}")
     page.wait("location.pathname === '/' && document.readyState === 'complete'")
     page.go(f"{address.url}/queue")
-    states = "[...document.querySelectorAll('td .state')].map((each) => each.innerText)"
-    page.wait(f"{states}.filter((each) => each === 'running').length === 2 && {states}[1] === 'succeeded'")
-    page.wait("[...document.querySelectorAll('tr:has(.running)')].every((row) => row.innerText.includes('loss'))")
-    _save(page, "queue")
+    page.wait(
+        "[...document.querySelectorAll('tr:has(.running)')].filter((row) => row.innerText.includes('loss')).length"
+        " === 2 && document.querySelectorAll('tr .succeeded').length >= 2",
+        patience_s=PATIENCE_S,
+    )
+    _save(page, "queue", until="document.querySelector('table').getBoundingClientRect().bottom")
     _wait(lambda: client.get("/api/status")["states"].get("succeeded") == 6)
-    page.show_as(width=WIDTH, height=1500, scale=SCALE)
+    page.show_as(width=WIDTH, height=1900, scale=SCALE)
     page.go(f"{address.url}/experiments/e5")
     page.wait("/epoch 8/.test(document.getElementById('log').textContent)")
     _save(page, "experiment", until="document.getElementById('log').getBoundingClientRect().bottom")
@@ -66,10 +69,12 @@ def _draw(page: Page, folder: Path) -> None:
     page.evaluate(
         "[...document.querySelectorAll('.sortable th button')].find((each) => each.innerText === 'loss').click()"
     )
-    _save(page, "compare", until="document.body.getBoundingClientRect().bottom")
+    _save(
+        page, "compare", until="document.querySelector('.charts > figure:nth-child(2)').getBoundingClientRect().bottom"
+    )
 
 
-def _save(page: Page, name: str, *, until: str = "Infinity") -> None:
+def _save(page: Page, name: str, *, until: str) -> None:
     """Save what is seen, down to a place, in few colours."""
     path = IMAGES / f"lab-{name}.png"
     page.take_picture(path)
@@ -81,7 +86,7 @@ def _save(page: Page, name: str, *, until: str = "Infinity") -> None:
 
 
 def _wait(look: Callable[[], Any]) -> None:
-    until_s = time.monotonic() + 300
+    until_s = time.monotonic() + PATIENCE_S
     while not look():
         assert time.monotonic() < until_s
         time.sleep(0.1)

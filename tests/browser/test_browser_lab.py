@@ -149,6 +149,7 @@ def test_a_grid_is_checked_submitted_and_seen_live_without_a_reload(lab, page, b
 
     rows = "[...document.querySelectorAll('[data-row]')].filter((row) => row.innerText.includes('grid'))"
     page.wait(f"{rows}.length === 3 && {rows}[0].innerText.includes('running')")
+    page.wait(f"{rows}[0].innerText.includes('accuracy')")  # of an evaluation, which changes no state
     id = page.evaluate(f"{rows}[0].dataset.row")
     assert page.evaluate("window.marker")
 

@@ -141,7 +141,7 @@ def show_queue(
 
     return _render(
         request, "queue.html", token, entries=entries, state=state, sweep=sweep, offset=offset, url=address(offset),
-        mark=mark,
+        mark=mark, is_live=any(entry["state"] in LIVE for entry in entries),
         states=[(name, counts[name], address(only=name)) for name in listing.COUNTED if counts.get(name)],
         before=address(max(0, offset - ROWS)), after=address(offset + ROWS) if len(found) > ROWS else None,
     )  # fmt: skip

@@ -1,10 +1,12 @@
 """Draw experiments as lines across the axes of their settings and results: what the good ones share is seen at once."""
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from fulltilt.lab.listing import Entry
+from fulltilt.report.training_curves import LOG_RATIO
 
 WIDTH, HEIGHT, TOP, BOTTOM, SIDE = 900, 260, 28, 30, 60
 GOOD_HUE, BAD_HUE = 150, 10
@@ -62,10 +64,11 @@ def _draw_line(entry: Entry, places: Sequence[float], step: float, goodness: flo
 def _draw_axis(name: str, values: Sequence[Any], x: float) -> str:
     known = [value for value in values if value is not None]
     low, high = (min(known), max(known)) if _is_numeric(known) else (known[0], known[-1])
+    title = name.rpartition(".")[2] + (" (log)" if _is_wide(known) else "")
     text = 'text-anchor="middle" font-size="12" fill="currentColor"'
     return (
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="currentColor" opacity="0.3"/>'
-        f'<text x="{x:.1f}" y="{HEIGHT - 4}" {text}>{escape(name.rpartition(".")[2])}</text>'
+        f'<text x="{x:.1f}" y="{HEIGHT - 4}" {text}>{escape(title)}</text>'
         f'<text x="{x:.1f}" y="{TOP - 8}" {text}>{escape(_show(high))}</text>'
         f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 13}" {text}>{escape(_show(low))}</text>'
     )
@@ -77,8 +80,14 @@ def _place(values: Sequence[Any]) -> list[float]:
     if not _is_numeric(known):
         order: Mapping[str, int] = {text: n for n, text in enumerate(dict.fromkeys(map(str, known)))}
         return [order.get(str(value), 0) / max(1, len(order) - 1) for value in values]
-    low, high = min(known), max(known)
-    return [0.0 if value is None else (value - low) / ((high - low) or 1) for value in values]
+    scale = math.log if _is_wide(known) else float
+    low, high = scale(min(known)), scale(max(known))
+    return [0.0 if value is None else (scale(value) - low) / ((high - low) or 1) for value in values]
+
+
+def _is_wide(values: Sequence[Any]) -> bool:
+    """Whether figures span so much that their logarithms are placed."""
+    return _is_numeric(values) and min(values) > 0 and max(values) > LOG_RATIO * min(values)
 
 
 def _is_numeric(values: Sequence[Any]) -> bool:

@@ -92,6 +92,7 @@ document.addEventListener("htmx:afterSwap", () => {
   }
 });
 
+// Figures of what runs change without an event.
 setInterval(() => {
   const live = document.querySelector("[data-live]");
   if (live && !document.hidden) htmx.trigger(live.parentNode, "tick");
