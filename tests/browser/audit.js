@@ -10,12 +10,12 @@ window.findStops = () => {
   return window.stops.length;
 };
 
-// Where the focus is: the place in that list, whether it can be seen there, and what it is.
+// Where the focus is: the place in that list, also of what was brought anew, whether it can be seen, and what it is.
 window.findStand = () => {
   const at = document.activeElement;
   const marks = [at, at.nextElementSibling, at.closest(".CodeMirror")];
   const isShown = marks.some((each) => each && getComputedStyle(each).outlineStyle !== "none");
-  return [window.stops.indexOf(at), isShown, at.outerHTML.slice(0, 120)];
+  return [window.stops.findIndex((each) => each === at || (at.id && each.id === at.id)), isShown, at.outerHTML.slice(0, 120)];
 };
 
 // Texts whose contrast with what is behind them is below 4.5, or below 3 where they are large.

@@ -134,7 +134,7 @@ def test_a_grid_is_checked_submitted_and_seen_live_without_a_reload(lab, page, b
     said = "document.getElementById('said').innerText"
     other.evaluate("document.querySelector('[value=check]').click()")
     assert "lr -2" in other.wait(said)
-    type_configuration(other, "lr: [0.1, 0.2, 0.3]\nepochs: 5\n")
+    type_configuration(other, "lr: [0.1, 0.2, 0.3]\nepochs: 12\n")
     other.press("Escape")
     other.press("Tab")  # leaves the editor
     assert other.evaluate("document.activeElement.name") == "priority"
@@ -149,10 +149,12 @@ def test_a_grid_is_checked_submitted_and_seen_live_without_a_reload(lab, page, b
 
     rows = "[...document.querySelectorAll('[data-row]')].filter((row) => row.innerText.includes('grid'))"
     page.wait(f"{rows}.length === 3 && {rows}[0].innerText.includes('running')")
+    page.call("Page.bringToFront")  # what nobody looks at asks less often
     page.wait(f"{rows}[0].innerText.includes('accuracy')")  # of an evaluation, which changes no state
     id = page.evaluate(f"{rows}[0].dataset.row")
     assert page.evaluate("window.marker")
 
+    other.call("Page.bringToFront")
     visit(other, lab, f"/experiments/{id}")
     log = "document.getElementById('log').textContent"
     n_before = len(other.wait(f"{log}.includes('from step 0') && {log}"))
