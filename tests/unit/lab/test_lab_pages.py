@@ -189,7 +189,8 @@ def test_a_configuration_is_checked_and_queued_from_the_page(browse):
         return browse("POST", "/submit", content=content).text
 
     assert "2 points; nothing is wrong" in send("lr: [0.1, 0.2]\n", "check")
-    assert "did you mean" in send("lrr: 1\n", "submit")
+    assert '<p class="alarm">new.yaml:1: ' in (said := send("lrr: 1\n", "submit"))
+    assert "did you mean" in said
     assert "takes 3 devices" in send("lr: 1\ndevice: [0, 1, 2]\n", "check")
     assert "is no name of a file" in send("lr: 1\n", "check", name="../x.yaml")
     assert len(browse.lab.store.read_experiments()) == 3

@@ -249,7 +249,10 @@ def _submit(request: Request, token: Token, form: Mapping[str, list[str]]) -> HT
             code=operations.keep_text(lab, name, text), rooms=rooms,
         )[1]  # fmt: skip
     except ConfigError as error:
-        return _say("alarm", [str(problem) for problem in error.problems or (error,)])
+        kept = re.compile(
+            rf"\S*/sweeps/\w+/(page:)?(?={re.escape(name)})"
+        )  # where the text lies here; its writer knows a name
+        return _say("alarm", [kept.sub("", str(problem)) for problem in error.problems or (error,)])
     except (FulltiltError, ValueError) as error:
         return _say("alarm", [str(error)])
     new = {event.experiment for event in lab.store.read_events(after=before) if event.arrow == "submit"}

@@ -80,8 +80,9 @@ function release({ type, target }) {
 document.addEventListener("htmx:beforeSwap", ({ detail }) => {
   const at = document.activeElement;
   const isTyping = at?.dataset.priority && at.value !== at.defaultValue && detail.target.contains(at);
-  if (isPressed) late = detail.elt; // a button that is replaced under a finger does nothing
-  if (isPressed || isTyping) detail.shouldSwap = false;
+  const isHeld = isPressed && detail.requestConfig.verb === "get"; // a button that is replaced under a finger does nothing
+  if (isHeld) late = detail.elt;
+  if (isHeld || isTyping) detail.shouldSwap = false;
   chosen = [...document.querySelectorAll("input[type=radio]:checked")].map((button) => button.id);
   row = at?.closest("[data-row]")?.dataset.row;
 });
