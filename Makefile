@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
 # A process a core, each with one thread: tests are many and small.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 .PHONY: help demo test test-slow test-peers bench-check check format bench bench-gpu test-gpu chaos docs clean
 
 help: ## this list

@@ -27,11 +27,11 @@ def read_imported_modules(statement: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize(
-    "statement", [*(f"import fulltilt.{room}" for room in TORCH_FREE), "import fulltilt.config as c; c.schema()"]
-)
-def test_what_needs_no_torch_imports_none(statement):
-    assert "torch" not in read_imported_modules(statement)
+def test_what_needs_no_torch_imports_none():
+    statements = [*(f"import fulltilt.{room}" for room in TORCH_FREE), "import fulltilt.config as c; c.schema()"]
+    code = f"import sys\nfor line in {statements!r}:\n    exec(line)\n    assert 'torch' not in sys.modules, line"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("room", ["config", "engine", "integrations", "measure", "tuner"])

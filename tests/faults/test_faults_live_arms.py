@@ -76,10 +76,17 @@ def wait_until(condition, limit_s: float = 60.0) -> None:
         time.sleep(0.005)
 
 
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    with watch_zygote(tmp_path_factory.mktemp("arms"), body="trial_bodies:do", preload=("json",)) as watched:
+        yield watched
+
+
 @pytest.fixture
-def family(tmp_path):
-    with watch_zygote(tmp_path, body="trial_bodies:do", preload=("json",)) as (zygote, find_leftovers):
-        yield Family(zygote, find_leftovers, tmp_path)
+def family(watched, tmp_path):
+    zygote, find_leftovers = watched
+    yield Family(zygote, find_leftovers, tmp_path)
+    assert find_leftovers() == []
 
 
 @contextlib.contextmanager
@@ -161,6 +168,7 @@ def test_a_deadline_is_of_each_turn_and_does_not_run_while_an_arm_waits(family, 
 def test_a_server_that_does_not_answer_a_missed_deadline_leaves_the_reason_as_it_is(family, monkeypatch):
     for module in (live.Watch.__init__.__globals__, vars(client)):
         monkeypatch.setitem(module, "EXIT_PATIENCE_S", 0.5)
+    monkeypatch.setattr(live, "END_PATIENCE_S", 0.5)
     with (
         pytest.raises(ArmFailedError) as failed,
         family.open(a={}, b={"at": 1, "then": "stop_zygote", "deadline_s": 0.5}) as arms,

@@ -64,6 +64,9 @@ def stop(process, send, number):
     return out
 
 
+PERSISTENT = ("--persistent-workers",)
+
+
 def test_sigterm_ends_with_a_checkpoint_and_143(tmp_path, whole_run):
     stop(start_slowly(tmp_path), os.kill, signal.SIGTERM)
     assert 6 < read_step(tmp_path) < N_STEPS
@@ -71,14 +74,14 @@ def test_sigterm_ends_with_a_checkpoint_and_143(tmp_path, whole_run):
     assert_same_run(tmp_path, whole_run)
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--persistent-workers",), marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("start_method", "number"),
+    ("start_method", "number", "options"),
     [
-        ("fork", signal.SIGINT),  # Ctrl-C on a terminal
-        ("fork", signal.SIGTERM),  # as ``timeout``, a scheduler and CI send it
-        pytest.param("forkserver", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("spawn", signal.SIGTERM, marks=pytest.mark.slow),
+        ("fork", signal.SIGINT, ()),  # Ctrl-C on a terminal
+        ("fork", signal.SIGTERM, ()),  # as ``timeout``, a scheduler and CI send it
+        pytest.param("fork", signal.SIGTERM, PERSISTENT, marks=pytest.mark.slow),
+        pytest.param("forkserver", signal.SIGTERM, (), marks=pytest.mark.slow),
+        pytest.param("spawn", signal.SIGTERM, PERSISTENT, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_to_the_whole_group_spares_the_workers_until_the_checkpoint_is_written(

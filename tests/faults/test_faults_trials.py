@@ -286,10 +286,11 @@ def test_trials_and_facts_that_hang_end_with_the_budget_whatever_their_own_deadl
     source, plan = build_source(act="hang"), default_plan({"batch_size": 16})
     usual = TrialRequest(source=source, device="cpu", deadline_s=3600)
     target = ProcessTarget(usual, tmp_path, zygote=light_zygote)
-    target.end_s = time.monotonic() + 2.0
+    light_zygote.start()
+    target.end_s = time.monotonic() + 1.0
     assert target(plan, id="t1", why="").status == "timeout"
     assert time.monotonic() >= target.end_s
-    target.end_s = time.monotonic() + 2.0
+    target.end_s = time.monotonic() + 1.0
     with pytest.raises(NoPlanError, match="budget was gone before the first run: building the workload took") as ended:
         target.read_facts(plan)
     assert ended.value.remedy == "give a larger --budget"

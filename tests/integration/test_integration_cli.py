@@ -22,6 +22,16 @@ DIGITS = ROOT / "configs" / "digits.yaml"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # two tests at once must not fight for cores
 BENCHMARK_GPU = [str(ROOT / "scripts" / "analysis" / "benchmark_gpu.py")]
 LEVERS = "benchmark.levers={fused_optimizer: [false, true]}"
+SHORT_PROOF = """
+import runpy, sys
+from fulltilt.tuner.search.proof import Proof
+from fulltilt.tuner.trials import target
+Proof._compute_n_limit, target.ROOFS_MEASURE_S = lambda proof, share, least: least, 0.1
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a program in which plans that are as good as equal take turns no longer than others."""
+MAIN = [str(ROOT / "src" / "fulltilt" / "__main__.py")]
 SMALL_SEARCH = [LEVERS, "--batch-sizes", "32", "64", "--num-workers", "0", "--steps", "2", "--device", "cpu"]
 
 
@@ -54,7 +64,7 @@ def searched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("search")
     shutil.copy(DIGITS, folder / "mine.yaml")
     words = ["tune", DIGITS, "--exhaustive", *SMALL_SEARCH, "--apply", "mine.yaml", "--json", "-", "--out", "run"]
-    done = run_fulltilt(*words, cwd=folder)
+    done = run_fulltilt(*words, cwd=folder, program=["-c", SHORT_PROOF, *MAIN])
     return folder, done, json.loads(done.stdout)
 
 
@@ -94,7 +104,7 @@ def test_the_guides_door_is_the_same_search(searched):
     """The same search again, under the guide's name and flags, finds its rows and runs nothing."""
     folder, _, document = searched
     words = ["--config", DIGITS, "--exhaustive", *SMALL_SEARCH, "--json", "-", "--out", "run"]
-    again = json.loads(run_fulltilt(*words, cwd=folder, program=BENCHMARK_GPU).stdout)
+    again = json.loads(run_fulltilt(*words, cwd=folder, program=["-c", SHORT_PROOF, *BENCHMARK_GPU]).stdout)
     assert again["trials"] == document["trials"]
     assert again["search"]["n_resumed"] >= len(document["trials"])
 
@@ -157,8 +167,15 @@ def test_a_workload_of_the_users_own_is_tuned_by_its_import_path(tmp_path, call)
         "workload = fulltilt.Workload(\n    model=lambda: nn.Linear(8, 2),\n    dataset=build_data,\n"
         "    loss=nn.CrossEntropyLoss(),\n)\n"
     )
-    words = [*SMALL_SEARCH, "--exhaustive", "--budget", "9s", "--json", "-"]  # two plans that are as good as equal
-    done = run_fulltilt("tune", "my_module:workload", *words, cwd=tmp_path)
+    words = [
+        *SMALL_SEARCH[1:],
+        "benchmark.levers={}",
+        "benchmark.test_mixed_precision=false",
+        "--exhaustive",
+        "--json",
+        "-",
+    ]
+    done = run_fulltilt("tune", "my_module:workload", *words, cwd=tmp_path, program=["-c", SHORT_PROOF, *MAIN])
     assert json.loads(done.stdout)["picks"]["recommended"]["plan"]["batch_size"] in (32, 64)
     assert "taken as yours: batch_size 32, AdamW, learning rate 0.001 (fulltilt's defaults)" in done.stderr
     call("train", "my_module:workload", "epochs=1", "--device", "cpu")

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import io
 import json
@@ -20,13 +21,14 @@ from fulltilt.cli._shared import show_progress, write_json
 from fulltilt.errors import FulltiltError, NoPlanError, TrainingError, find_place
 from fulltilt.levers import load_catalogue
 
+CONFIG = "model: small_cnn\ndata: {dataset: digits}\n"
 DONE, RESUMED = done(make_trial()), done(make_trial(), is_resumed=True)
 
 
 @pytest.fixture(autouse=True)
 def _a_configuration(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    (tmp_path / "a.yaml").write_text(CONFIG)
 
 
 def run_words(*words):
@@ -437,14 +439,24 @@ def test_every_command_and_action_takes_quiet_or_verbose(words, capsys):
     assert "--verbose " in said
 
 
-@pytest.fixture
-def results(tmp_path):
-    """What some commands read: a YAML file, an HDF5 file, a training, and two results to compare."""
-    with h5py.File(tmp_path / "f.h5", "w") as file:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "a.yaml").write_text(CONFIG)
+    with h5py.File(folder / "f.h5", "w") as file:
         file["input"] = np.zeros((400, 8), dtype=np.float32)
     for name, rates in (("a", [1000.0, 1004.0]), ("b", [1200.0, 1204.0])):
-        (tmp_path / f"{name}.json").write_text(json.dumps(build_search(rates)))
-    assert run_words("train", "a.yaml", "device=cpu", "--epochs", "1", "batch_size=512", "--out", "run", "--quiet") == 0
+        (folder / f"{name}.json").write_text(json.dumps(build_search(rates)))
+    words = ["train", "a.yaml", "device=cpu", "--epochs", "1", "batch_size=512", "--out", "run", "--quiet"]
+    with contextlib.chdir(folder):
+        assert run_words(*words) == 0
+    return folder
+
+
+@pytest.fixture
+def results(made, tmp_path):
+    """What some commands read: a YAML file, an HDF5 file, a training, and two results to compare."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize(

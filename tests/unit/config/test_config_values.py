@@ -1,6 +1,7 @@
 """Config as a value: round trips, digest, plans, schema, cost of loading."""
 
 import copy
+import functools
 import json
 import pickle
 import subprocess
@@ -43,6 +44,11 @@ CHOICES = {
 }
 
 
+@functools.cache
+def build_validator():
+    return jsonschema.Draft202012Validator(schema())
+
+
 @settings(max_examples=25)
 @given(st.fixed_dictionaries({}, optional=CHOICES))
 def test_values_read_back_equal(flat):
@@ -52,7 +58,7 @@ def test_values_read_back_equal(flat):
     assert again == config
     assert again.digest == config.digest
     assert hash(again) == hash(config)
-    jsonschema.validate(through_json, schema())
+    build_validator().validate(through_json)
 
 
 def test_an_empty_set_of_values_is_every_default():

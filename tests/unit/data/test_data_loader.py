@@ -220,7 +220,6 @@ class Fails(Squares):
     ],
 )
 def test_an_error_of_a_dataset_never_ends_the_epoch_in_silence_and_names_the_sample(workers, error, kind, said):
-    loader = build_loader(Fails(error), batch_size=2, shuffle=False, drop_last=False, options={"num_workers": workers})
     with pytest.raises(kind) as caught:
-        list(loader)
+        load(Fails(error), workers=workers, batch_size=2, shuffle=False)
     assert said in "".join(traceback.format_exception(caught.value))

@@ -1,10 +1,13 @@
 """How threads wait for each other: seen in processes of their own, which is where it can be chosen."""
 
+import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from tests.unit.levers.wait_cases import N_WAITS, wait
+from tests.unit.levers.wait_cases import N_WAITS, clean_environment, wait
 
 from fulltilt.levers import Facts, Setup, default_plan, find_obstacles, list_environment, load_catalogue
 from fulltilt.tuner.question.space import Space, canonicalize
@@ -37,6 +40,19 @@ def test_where_torch_is_loaded_already_it_is_said_and_the_environment_is_left_al
     assert "start this process with OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0" in note
 
 
+OBSERVE = """
+import json, sys
+from types import SimpleNamespace
+from fulltilt.levers import Setup, default_plan, list_environment, load_catalogue, set_before_torch
+
+value, lever = json.loads(sys.argv[1]), load_catalogue()["wait_policy"]
+set_before_torch(list_environment(default_plan({"wait_policy": value})))
+setup = Setup(device=SimpleNamespace(type="cpu"))
+lever.apply(setup, value)
+print(json.dumps([lever.observe(setup), setup.notes]))
+"""
+
+
 @pytest.mark.parametrize(
     ("environment", "value", "observed"),
     [
@@ -46,8 +62,10 @@ def test_where_torch_is_loaded_already_it_is_said_and_the_environment_is_left_al
     ],
 )
 def test_what_the_environment_says_is_read_and_a_plans_value_overrules_it(environment, value, observed):
-    seen = wait(value, **environment)
-    assert (seen["observed"], seen["notes"]) == (observed, [])
+    done = subprocess.run(
+        [sys.executable, "-c", OBSERVE, json.dumps(value)], env=clean_environment() | environment, capture_output=True
+    )
+    assert json.loads(done.stdout) == [observed, []], done.stderr
 
 
 def test_one_thread_waits_for_nobody_and_such_plans_are_one():

@@ -54,15 +54,19 @@ print(json.dumps({
 """
 
 
+def clean_environment() -> dict[str, str]:
+    """Without what the shell says of OpenMP."""
+    return {name: text for name, text in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+
+
 @functools.cache
-def wait(value: str | None, *, is_late: bool = False, **environment: str) -> dict:
+def wait(value: str | None, *, is_late: bool = False) -> dict:
     """What a process saw whose plan has this value.
 
     Args:
         is_late: Torch is loaded before the plan is known, as in a notebook.
     """
-    usual = {name: text for name, text in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     command = [sys.executable, "-c", PROGRAM, json.dumps((value, is_late, N_WAITS))]
-    done = subprocess.run(command, env=usual | environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 
 import pytest
@@ -88,34 +89,35 @@ def test_torchvision_is_left_alone_until_a_model_asks_for_it_and_then_imported_o
     assert done.stdout.splitlines() == ["False False", "resnet18"], done.stderr
 
 
-SAY_WHY = """
-from fulltilt.errors import ConfigError
-from fulltilt.tasks import build_model
-try:
-    build_model('{}:resnet18')
-except ConfigError as error:
-    print(error)
-"""
+class Absent(MetaPathFinder):
+    """Knows neither library, and so stands for an environment without them."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torchvision", "timm"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def test_a_library_that_is_not_installed_names_the_extra():
-    """A finder that knows neither library stands for an environment without them."""
-    done = run_python(
-        "import sys, importlib.abc\n"
-        "class Absent(importlib.abc.MetaPathFinder):\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name in ('torchvision', 'timm'):\n"
-        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-        "sys.meta_path.insert(0, Absent())\n" + SAY_WHY.format("torchvision") + SAY_WHY.format("timm")
-    )
-    assert done.stdout.count('not installed; pip install "fulltilt[vision]"') == 2, done.stderr
+@pytest.fixture
+def not_imported(monkeypatch):
+    """As before the first import of the two; afterwards they are as they were."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("torchvision", "timm")]:
+        monkeypatch.delitem(sys.modules, name)
 
 
-def test_a_torchvision_that_fails_otherwise_says_so(fake_torchvision):
+@pytest.mark.usefixtures("not_imported")
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+def test_a_library_that_is_not_installed_names_the_extra(monkeypatch, library):
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    with pytest.raises(ConfigError, match=r'not installed; pip install "fulltilt\[vision\]"'):
+        build_model(f"{library}:resnet18")
+
+
+@pytest.mark.usefixtures("not_imported")
+def test_a_torchvision_that_fails_otherwise_says_so(fake_torchvision, monkeypatch):
     (fake_torchvision / "__init__.py").write_text("raise RuntimeError('compiled for another planet')\n")
-    done = run_python(SAY_WHY.format("torchvision"), fake_torchvision.parent)
-    assert "compiled for another planet" in done.stdout, done.stderr
-    assert "install the version made for torch" in done.stdout
+    monkeypatch.syspath_prepend(fake_torchvision.parent)
+    with pytest.raises(ConfigError, match=r"compiled for another planet.*install the version made for torch"):
+        build_model("torchvision:resnet18")
 
 
 def test_schemas_are_declared_for_operators_that_are_missing_and_for_no_other(fake_torchvision):
