@@ -31,26 +31,34 @@ def test_the_same_is_learned():
     assert wait("passive")["losses"] == wait("active")["losses"] == wait(None)["losses"]
 
 
-def test_where_torch_is_loaded_already_it_is_said_and_the_environment_is_left_alone():
-    late = wait("passive", is_late=True)
-    assert late["observed"] is None
-    assert late["variable"] is None
-    (note,) = late["notes"]
-    assert "wait_policy=passive is not in force, the default of OpenMP is" in note
-    assert "start this process with OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0" in note
-
-
 OBSERVE = """
-import json, sys
+import json, os, sys
 from types import SimpleNamespace
 from fulltilt.levers import Setup, default_plan, list_environment, load_catalogue, set_before_torch
 
-value, lever = json.loads(sys.argv[1]), load_catalogue()["wait_policy"]
+(value, is_late), lever = json.loads(sys.argv[1]), load_catalogue()["wait_policy"]
+if is_late:  # torch is loaded before the plan is known, as in a notebook
+    import torch
 set_before_torch(list_environment(default_plan({"wait_policy": value})))
 setup = Setup(device=SimpleNamespace(type="cpu"))
 lever.apply(setup, value)
-print(json.dumps([lever.observe(setup), setup.notes]))
+print(json.dumps([lever.observe(setup), setup.notes, os.environ.get("OMP_WAIT_POLICY")]))
 """
+
+
+def observe(value, *, is_late=False, **environment):
+    """What a process says of the value of its plan: what is in force, the notes, and its variable."""
+    command = [sys.executable, "-c", OBSERVE, json.dumps((value, is_late))]
+    done = subprocess.run(command, env=clean_environment() | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_where_torch_is_loaded_already_it_is_said_and_the_environment_is_left_alone():
+    observed, (note,), variable = observe("passive", is_late=True)
+    assert (observed, variable) == (None, None)
+    assert "wait_policy=passive is not in force, the default of OpenMP is" in note
+    assert "start this process with OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=0" in note
 
 
 @pytest.mark.parametrize(
@@ -62,10 +70,7 @@ print(json.dumps([lever.observe(setup), setup.notes]))
     ],
 )
 def test_what_the_environment_says_is_read_and_a_plans_value_overrules_it(environment, value, observed):
-    done = subprocess.run(
-        [sys.executable, "-c", OBSERVE, json.dumps(value)], env=clean_environment() | environment, capture_output=True
-    )
-    assert json.loads(done.stdout) == [observed, []], done.stderr
+    assert observe(value, **environment)[:2] == [observed, []]
 
 
 def test_one_thread_waits_for_nobody_and_such_plans_are_one():

@@ -11,10 +11,8 @@ PROGRAM = """
 import json, os, sys, time
 from fulltilt.levers import default_plan, list_environment, load_catalogue, set_before_torch
 
-value, is_late, n_waits = json.loads(sys.argv[1])
+value, n_waits = json.loads(sys.argv[1])
 plan = default_plan({"batch_size": 8, "threads": 2, "wait_policy": value})
-if is_late:
-    import torch
 set_before_torch(list_environment(plan))
 import torch
 from torch.utils.data import TensorDataset
@@ -48,7 +46,7 @@ for _ in range(n_waits):  # between two operators the second thread waits
     time.sleep(0.02)
 after = look()
 print(json.dumps({
-    "losses": losses, "observed": observed, "notes": run.setup.notes, "variable": os.environ.get("OMP_WAIT_POLICY"),
+    "losses": losses, "observed": observed, "notes": run.setup.notes,
     "n_sleeps": after[0] - sleeps, "busy_ms": (after[1] - busy_ns) / 1e6,
 }))
 """
@@ -60,13 +58,9 @@ def clean_environment() -> dict[str, str]:
 
 
 @functools.cache
-def wait(value: str | None, *, is_late: bool = False) -> dict:
-    """What a process saw whose plan has this value.
-
-    Args:
-        is_late: Torch is loaded before the plan is known, as in a notebook.
-    """
-    command = [sys.executable, "-c", PROGRAM, json.dumps((value, is_late, N_WAITS))]
+def wait(value: str | None) -> dict:
+    """What a process saw whose plan has this value."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps((value, N_WAITS))]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
