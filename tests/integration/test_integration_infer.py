@@ -214,11 +214,6 @@ def test_no_process_is_left_when_the_check_is_ended(own, number, code):
         assert "Traceback" not in said
 
 
-def test_the_commands_half_loads_without_torch():
-    code = "import sys, fulltilt.cli.infer, fulltilt.infer.check; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def _wait(condition):
     end_s = time.monotonic() + PATIENCE_S
     while not (found := condition()):

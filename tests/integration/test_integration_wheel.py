@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "your-own-code.md"
 ONE_PLAN = shlex.split(
-    "--quick --budget 20s --batch-sizes 64 --num-workers 0 benchmark.levers={} benchmark.test_mixed_precision=false"
+    "--quick --budget 5m --batch-sizes 64 --num-workers 0 benchmark.levers={} benchmark.test_mixed_precision=false"
 )
 """For ``tune``: there is nothing to compare, so it ends before the budget does."""
 
@@ -90,7 +90,8 @@ def test_an_example_is_written_checked_tuned_and_trained(fulltilt, tmp_path):
 def test_the_page_your_own_code_is_followed_from_the_users_module_to_a_comparison(fulltilt, tmp_path):
     text = PAGE.read_text()
     for block in re.findall(r"```python\n# (my_module|search)\.py\n(.*?)```", text, re.S):
-        code = block[1].replace("quick=True", "quick=True, batch_sizes=[64], num_workers=[0]").replace("90s", "30s")
+        code = block[1].replace("quick=True", "quick=True, batch_sizes=[64], num_workers=[0]").replace("90s", "5m")
+        code = code.replace("settings={", "settings={'benchmark.levers': {}, 'benchmark.test_mixed_precision': False, ")
         (tmp_path / f"{block[0]}.py").write_text(code)
     (commands,) = (block for block in re.findall(r"```sh\n(.*?)```", text, re.S) if "compare" in block)
     more = {"tune": ONE_PLAN, "compare": ["--budget", "8s"]}

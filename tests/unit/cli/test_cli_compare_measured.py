@@ -211,7 +211,6 @@ def test_a_real_comparison_on_few_groups_trains_both(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_a_real_comparison_ends_when_it_is_decided(capsys):
     args = ["compare", DIGITS, "data.batch_size=4", "--device", "cpu", "--budget", "10m", "--json", "-"]
     assert run_command(args) == 0
