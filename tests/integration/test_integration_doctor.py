@@ -13,7 +13,7 @@ from fulltilt.attach.launch import SITE
 
 ROOT = Path(__file__).parents[2]
 SLOW = ROOT / "scripts" / "slow_train.py"
-N_STEPS = 160
+N_STEPS = 180
 
 WITH_WORKERS = """
 import os, sys, torch
