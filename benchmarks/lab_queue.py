@@ -22,7 +22,10 @@ from fulltilt.config import Config
 from fulltilt.hardware.proctree import find_marked
 from fulltilt.lab.executors import name_mark
 from fulltilt.lab.executors.local import LocalExecutor
+from fulltilt.lab.executors.ray import RayExecutor
+from fulltilt.lab.executors.ray_node import RayNode, build_simulated_slots
 from fulltilt.lab.lab import Lab
+from fulltilt.lab.operations import keep_text
 from fulltilt.lab.records import Experiment, Point
 from fulltilt.lab.runner.order import MARK
 from fulltilt.lab.scheduling.order import Room, plan_starts
@@ -45,6 +48,10 @@ STAND_IN = (
 N_ROWS, N_PAGES = 100_000, 200
 N_MACHINES, N_GPUS, N_QUEUED, N_OWNERS = 1000, 8, 1_000_000, 20
 WINDOW = 8064  # queued experiments of an owner that a decision looks at: all devices, and 64 more
+N_RAY, N_RAY_MACHINES, N_RAY_GPUS = 20, 2, 4  # experiments, machines, and simulated GPUs of each
+ENDS_AT_ONCE = (
+    "import json, sys; w = sys.argv; f = open(w[w.index('--json') + 1], 'w'); f.write('{\"reason\": \"finished\"}')"
+)
 CALL = "request"
 CONFIG = Config().to_values()
 SPAWN = multiprocessing.get_context("spawn")
@@ -59,6 +66,7 @@ def run(context: Context) -> Findings:
         late_s = measure_renewals(Path(folder) / "renewals", n=N_RENEWING // scale, wait_s=RENEWAL_S / scale)
         cancels_s = measure_cancels(Path(folder) / "cancels", n=N_CANCELLED // min(scale, 4))
         opened_s, pages_s = measure_pages(Path(folder) / "rows", n=N_ROWS // scale, n_pages=N_PAGES // scale)
+        ray_s = [measure_ray(Path(folder) / f"ray{n}", n=N_RAY // min(scale, 5)) for n in range(1 if scale > 1 else 3)]
     decision = simulate(n_queued=N_QUEUED // scale, n_machines=N_MACHINES // scale)
     arms = (
         build_arm(grid_s, case="10,000 points", arm="submit", metric="seconds", unit_of_replication="lab"),
@@ -71,6 +79,10 @@ def run(context: Context) -> Findings:
         build_arm(
             decision.seconds, case="1,000 machines of 8 GPUs, a million queued", arm="decision", metric="seconds",
             unit_of_replication="decision",
+        ),
+        build_arm(
+            ray_s, case=f"{N_RAY} experiments, {N_RAY_MACHINES} machines of {N_RAY_GPUS} simulated GPUs",
+            arm="Ray, from a cold start", metric="seconds", unit_of_replication="cluster",
         ),
     )  # fmt: skip
     targets = (
@@ -87,12 +99,15 @@ def run(context: Context) -> Findings:
             "longest wait of an owner with nothing running, decisions", float(decision.longest_wait), None, at_most=1.0
         ),
     )
+    targets += (judge("20 experiments through Ray from a cold start, s", arms[-1].median, arms[-1].ci95, at_most=60.0),)
     notes = (
         "an experiment is claimed by the scheduler, eight at a time, and takes two requests of a client: hello and "
         "finish, with no files; the survey's prototype took two as well, claim and finish, and made 588 a second",
         f"a decision for {N_MACHINES:,} machines starts up to {N_MACHINES * N_GPUS:,} experiments of {N_QUEUED:,}",
         f"it looks at the first {WINDOW:,} of each of {N_OWNERS} owners; experiments of 8 GPUs waited "
         f"{decision.wait_of_large:.1f} decisions in the mean, those of one {decision.wait_of_small:.1f}",
+        "through Ray: from no process of Ray to the last result; the training is a program that ends at once, since "
+        "what is measured is the lab's and Ray's part",
     )
     return Findings(arms=arms, targets=targets, notes=notes)
 
@@ -234,6 +249,31 @@ def measure_pages(folder: Path, *, n: int, n_pages: int) -> tuple[list[float], l
                 client.get("/queue", params={"offset": 100 * number}).raise_for_status()
                 pages.append(time.perf_counter() - started)
     return opened, pages
+
+
+def measure_ray(folder: Path, *, n: int) -> float:
+    """Start a cluster on this machine and run experiments through it → seconds until the last one succeeded."""
+    folder.mkdir(parents=True)
+    executor = RayExecutor(folder, host="127.0.0.1")
+    command = (sys.executable, "-S", "-c", ENDS_AT_ONCE)
+    began = time.perf_counter()
+    with (
+        contextlib.ExitStack() as stack,
+        open_lab(folder, create=True) as lab,
+        serve(lab, [executor], command=command) as (address, _),
+    ):
+        stack.callback(executor.end_head)
+        for number in range(N_RAY_MACHINES):
+            machine = folder / f"n{number}"
+            machine.mkdir()
+            slots = build_simulated_slots(N_RAY_GPUS)
+            node = RayNode(url=address.url, name=machine.name, boot="one start", folder=machine, slots=slots)
+            node.join(address.token)
+            stack.callback(node.leave, lambda: True)
+        lab.store.add("/grid.yaml", build_points(n), [], code=keep_text(lab, "grid.yaml", ""))
+        while lab.store.count_states() != {"succeeded": n}:
+            time.sleep(0.05)
+        return time.perf_counter() - began
 
 
 class Simulation:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,23 +16,28 @@ import pytest
 from fulltilt.errors import UsageError
 from fulltilt.hardware.proctree import find_marked
 from fulltilt.lab.executors import AwayError, Place, RefusedError
+from fulltilt.lab.executors.cluster import LOG
 from fulltilt.lab.executors.local import LocalExecutor
+from fulltilt.lab.executors.ray import RayExecutor
+from fulltilt.lab.executors.ray_node import RayNode, build_simulated_slots
 from fulltilt.lab.executors.slurm import SlurmExecutor
 from fulltilt.lab.records import Attempt, Experiment
-from fulltilt.lab.runner.order import MARK, VARIABLE, Order
+from fulltilt.lab.runner.order import MARK, RAY_JOB, VARIABLE, Order
+from fulltilt.lab.serving import open_lab, serve
 from fulltilt.lab.store import compute_digest
 
 PATIENCE_S = 60
 ODD = "it's $(touch pwned) %j"  # a folder that no shell and no pattern must see into
 
 
-@pytest.fixture(params=["local", pytest.param("slurm", marks=pytest.mark.slow)])
+@pytest.fixture(params=["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("slurm", "ray"))])
 def executor(request, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    if request.param == "slurm":
-        yield request.getfixturevalue("slurm_executor")
+    if request.param != "local":
+        yield request.getfixturevalue(f"{request.param}_executor")
         return
     executor = LocalExecutor([0, 1], logs=tmp_path / "logs", is_lasting=True)
+    executor.read_logs = lambda: read_files(tmp_path / "logs")
     yield executor
     executor.close()
 
@@ -40,8 +47,37 @@ def slurm_executor(slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
     for name in ("FRESH_S", "AWAY_S"):
         monkeypatch.setattr(f"fulltilt.lab.executors.slurm.{name}", 0.2)
-    yield SlurmExecutor(logs=tmp_path / "logs" / ODD, partition="main")
+    executor = SlurmExecutor(logs=tmp_path / "logs" / ODD, partition="main")
+    executor.read_logs = lambda: read_files(tmp_path / "logs")
+    yield executor
     slurm.end_jobs()
+
+
+@pytest.fixture(scope="module")
+def ray_executor(tmp_path_factory):
+    """A real cluster: a head, and one machine with two simulated GPUs."""
+    if find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    folder, machine = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("machine")
+    executor = RayExecutor(folder, host="127.0.0.1")
+    with open_lab(folder, create=True) as lab, serve(lab, [executor]) as (address, _):
+        node = RayNode(url=address.url, name="n1", boot="one start", folder=machine, slots=build_simulated_slots(2))
+        try:
+            node.join(address.token)
+            session = executor._get("/api/version")["session_name"]
+            executor.read_logs = lambda: read_files(folder / LOG, machine / LOG, Path("/tmp/ray", session, "logs"))
+            wait_for(executor.read_places)
+            yield executor
+        finally:
+            node.leave(lambda: True)
+            executor.end_head()
+    assert not find_marked(node._mark)
+
+
+def read_files(*places: Path) -> bytes:
+    found = [path for place in places for path in ([place] if place.is_file() else place.rglob("*")) if path.is_file()]
+    assert found
+    return b"".join(path.read_bytes() for path in found)
 
 
 def wait_for(look):
@@ -56,8 +92,9 @@ def read_order(process: Path) -> str:
     """Return the secret text that a guard was started with."""
     with contextlib.suppress(OSError):
         for entry in (process / "environ").read_bytes().split(b"\0"):
-            if entry.startswith(f"{VARIABLE}=".encode()):
-                return entry.decode().partition("=")[2]
+            name, _, value = entry.decode(errors="replace").partition("=")
+            if name in (VARIABLE, RAY_JOB):
+                return value if name == VARIABLE else json.loads(value)["metadata"].get(VARIABLE, "")
     return ""
 
 
@@ -143,7 +180,7 @@ def test_the_token_of_an_attempt_is_in_no_log_and_on_no_command_line(executor, t
     assert not any(secret in line for line in lines for secret in secrets)
     executor.cancel(job.experiment, is_urgent=True)
     wait_for(lambda: job.look() == "gone")
-    logs = b"".join(path.read_bytes() for path in (tmp_path / "logs").rglob("*") if path.is_file())
+    logs = executor.read_logs()
     assert not any(secret in logs for secret in secrets)
 
 

@@ -1,6 +1,7 @@
 """``fulltilt lab serve``: run the queue of a lab until it is stopped."""
 
 import argparse
+import importlib.util
 import logging
 import signal
 import sys
@@ -12,12 +13,16 @@ from urllib.parse import urlsplit
 from fulltilt.cli._shared import build_console, print_result
 from fulltilt.engine.interrupt import catch_signals
 from fulltilt.errors import UsageError
+from fulltilt.lab import operations
 from fulltilt.lab.executors import Executor
+from fulltilt.lab.executors.cluster import WILDCARDS, find_ip, read_head, require_ray
 from fulltilt.lab.executors.local import LocalExecutor
+from fulltilt.lab.executors.ray import RayExecutor
 from fulltilt.lab.lab import RUNNER_LOGS
 from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.server.app import LOOPBACK
 from fulltilt.lab.serving import Tls, open_lab, serve
+from fulltilt.lab.states import LIVE
 from fulltilt.records.run_folder import hold_folder
 
 TURN_S = 0.5
@@ -29,22 +34,33 @@ def run_serve(args: argparse.Namespace) -> int:
     logging.basicConfig(handlers=[screen], format="%(asctime)s %(name)s %(message)s")
     folder, console = Path(args.lab), build_console(is_screen=True)
     tls = _read_tls(args)
-    executors = ENGINES[args.engine](args, folder / RUNNER_LOGS)
+    engine = args.engine or ("ray" if _takes_machines(args) else "local")
+    executors = ENGINES[engine](args, folder / RUNNER_LOGS)
+    ray = next((executor for executor in executors if isinstance(executor, RayExecutor)), None)
     with (
         hold_folder(folder),
         open_lab(folder, database=args.database, depot=args.depot, create=True) as lab,
         serve(lab, executors, host=args.host, port=args.port, names=args.allow_host, tls=tls) as (address, coordinator),
         catch_signals((signal.SIGINT, signal.SIGTERM)) as stop,
     ):
-        devices = _describe_devices(args.engine, coordinator.read_rooms())
+        devices = _describe_devices(engine, coordinator.read_rooms())
         print_result(console, f"the lab {folder} is served at {address.url}; {devices}")
         secret = f"#{address.token}" if console.is_terminal else f", with the token in {folder / 'token'}"
-        if args.engine != "local" and urlsplit(address.url).hostname in LOOPBACK:
+        if engine != "local" and urlsplit(address.url).hostname in LOOPBACK:
             console.print("other machines cannot reach it there: --host gives an address that they can", soft_wrap=True)
         console.print(f"in a browser: {address.url}/login{secret}", soft_wrap=True)  # a log keeps no token
         console.print(f"for commands here: fulltilt lab submit CONFIG --lab {folder}", soft_wrap=True)
+        if ray is not None:
+            token = operations.make_token(lab, role="join", label="lab-serve")
+            url = address.url.replace("127.0.0.1", find_ip(args.host)) if args.host in WILDCARDS else address.url
+            command = f"fulltilt lab work --url {url} --join-token {token}"
+            console.print(f"another machine joins, once and within ten minutes: {command}", soft_wrap=True)
+            console.print(f"tokens for more: fulltilt lab token create --role join --lab {folder}", soft_wrap=True)
         while not stop:
             time.sleep(TURN_S)
+        coordinator.is_draining = True
+        if ray is not None and not any(each.engine == ray.name for each in lab.store.read_experiments(states=LIVE)):
+            ray.end_head()  # nobody needs it; machines that work for the lab wait for the next one
     console.print("stopped; what runs goes on, and fulltilt lab serve finds it again")
     return 0
 
@@ -56,7 +72,12 @@ def _describe_devices(engine: str, rooms: Sequence[Room]) -> str:
 
 
 def _build_local(args: argparse.Namespace, logs: Path) -> list[Executor]:
-    return [] if args.devices == "none" else [LocalExecutor(_read_pool(args.devices), logs=logs, is_lasting=True)]
+    return [] if args.devices == "none" else [LocalExecutor(read_pool(args.devices), logs=logs, is_lasting=True)]
+
+
+def _build_ray(args: argparse.Namespace, logs: Path) -> list[Executor]:
+    require_ray()
+    return [*_build_local(args, logs), RayExecutor(Path(args.lab), host=args.host)]
 
 
 def _build_slurm(args: argparse.Namespace, logs: Path) -> list[Executor]:
@@ -65,7 +86,13 @@ def _build_slurm(args: argparse.Namespace, logs: Path) -> list[Executor]:
     return [SlurmExecutor(logs=logs, partition=args.slurm_partition)]
 
 
-ENGINES = {"local": _build_local, "slurm": _build_slurm}
+ENGINES = {"local": _build_local, "ray": _build_ray, "slurm": _build_slurm}
+
+
+def _takes_machines(args: argparse.Namespace) -> bool:
+    """Return whether other machines may join unasked: where they did before, or where others reach the server."""
+    is_reached = args.host not in LOOPBACK and importlib.util.find_spec("ray") is not None
+    return is_reached or read_head(Path(args.lab)) is not None
 
 
 def _read_tls(args: argparse.Namespace) -> Tls | None:
@@ -85,7 +112,8 @@ def _read_tls(args: argparse.Namespace) -> Tls | None:
     return None
 
 
-def _read_pool(text: str) -> str | list[int]:
+def read_pool(text: str) -> str | list[int]:
+    """Read what ``--devices`` names."""
     if not text.replace(",", "").isdecimal():
         return text
     try:

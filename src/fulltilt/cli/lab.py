@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -61,15 +62,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--devices", default="auto", metavar="D", help="devices of this machine: auto, cpu, 0,1 or none")
     serve.add_argument(
         "--engine",
-        choices=("local", "slurm"),
-        default="local",
-        help="who runs experiments: this machine (default), or the Slurm cluster that sbatch reaches",
+        choices=("local", "ray", "slurm"),
+        help="who runs experiments: this machine; with ray also machines that join by fulltilt lab work (the default "
+        "where others reach the server); or the Slurm cluster that sbatch reaches",
     )
     serve.add_argument("--slurm-partition", metavar="P", help="where Slurm jobs go (default: Slurm's)")
     serve.add_argument(
         "--database", metavar="URL", help="keep the records in PostgreSQL (default: in the lab's folder)"
     )
     serve.add_argument("--depot", metavar="URI", help="keep files at an fsspec URI (default: in the lab's folder)")
+    work = actions.add_parser("work", help="offer this machine's devices to the lab on another, until stopped")
+    work.add_argument("--url", required=True, metavar="U", help="the lab's server, as this machine reaches it")
+    work.add_argument("--join-token", metavar="T", help="that the server printed; it is needed the first time only")
+    work.add_argument("--name", default=platform.node(), help="of this machine in the lab (default its host name)")
+    work.add_argument(
+        "--folder", default="runs/machine", metavar="DIR", help="its own, for what runs here (default runs/machine)"
+    )
+    work.add_argument("--devices", default="auto", metavar="D", help="that it offers: auto, cpu, or numbers as 0,1")
+    work.add_argument("--gpus", type=int, metavar="N", help="offer N simulated GPUs instead, which train on the CPU")
+    work.add_argument("--authority", metavar="FILE", help="PEM file of who signed the server's certificate")
     listing = actions.add_parser("list", help="states, metrics and devices of all experiments")
     export = actions.add_parser("export", help="points, metrics and seconds of all experiments as CSV")
     export.add_argument("file", metavar="FILE", help="CSV file to write; -: to stdout")
@@ -104,6 +115,10 @@ def run(args: argparse.Namespace) -> int:
             from fulltilt.cli._lab_serve import run_serve
 
             return run_serve(args)
+        if args.action == "work":
+            from fulltilt.cli._lab_work import run_work
+
+            return run_work(args)
         if args.action == "submit":
             from fulltilt.cli._lab_submit import run_submit
 
@@ -119,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
         with connect(Path(args.lab), address=find_address(args)) as client:
             return ACTIONS.get(args.action, _run_change)(args, client)
     except (RunFolderError, StorageError) as error:  # the run folder's own flag is another one
-        raise type(error)(str(error).replace("--out", "--lab")) from error
+        raise type(error)(str(error).replace("--out", "--folder" if args.action == "work" else "--lab")) from error
 
 
 def find_address(args: argparse.Namespace) -> Any:

@@ -172,7 +172,7 @@ class Coordinator:
             return
         barred = {node.name for node in self._lab.store.read_nodes() if is_barred(node)}
         for executor in self._executors.values():
-            places = {place.node: place for place in executor.read_places()}
+            places = {place.node: place for place in executor.read_places() if not self._is_leaving(place.node)}
             present = {place.node for place in places.values() if not place.is_away}
             out = barred if not barred.issuperset(present) else set()  # where there is no other, it has to do
             rooms = [
@@ -190,6 +190,10 @@ class Coordinator:
             starts = plan_starts(heads, rooms, in_use=used, avoid=avoid)
             for first in range(0, len(starts), LEASED_AT_ONCE):
                 self._lease(executor, starts[first : first + LEASED_AT_ONCE], places)
+
+    def _is_leaving(self, node: str) -> bool:
+        heard = self._lab.machines.get(node)
+        return heard is not None and heard.is_leaving
 
     def _lease(self, executor: Executor, starts: Sequence[Start], places: Mapping[str, Place]) -> None:
         wanted = []

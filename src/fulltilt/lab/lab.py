@@ -2,17 +2,41 @@
 
 import dataclasses
 import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from fulltilt.lab.beneath import open_beneath
 from fulltilt.lab.depot import Depot
 from fulltilt.lab.metrics import Metrics
 from fulltilt.lab.records import Attempt
-from fulltilt.lab.scheduling.leases import Leases, Term
+from fulltilt.lab.scheduling.leases import STALE_S, Leases, Term
 from fulltilt.lab.store import Store
 
 LOCAL, RUNNER_LOGS = "local", "runners"  # in the folder: what trainings of this machine write, what runners say
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Heard:
+    """What a machine of a cluster said last.
+
+    Attributes:
+        at_s: When, by ``time.monotonic``.
+        lines: What its sensors read, for people; ``sample`` has it in numbers.
+        is_leaving: It takes nothing any more.
+    """
+
+    at_s: float
+    lines: Sequence[str] = ()
+    sample: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    is_leaving: bool = False
+
+    def read_age_s(self) -> float:
+        return time.monotonic() - self.at_s
+
+    def is_fresh(self) -> bool:
+        return self.read_age_s() < STALE_S
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -22,6 +46,7 @@ class Lab:
     Attributes:
         wishes: What somebody wants of live attempts, for the answers to their renewals; the store has them too.
         woken: Set when something changed that the coordinator should look at.
+        machines: What the machines of a cluster said last, by name.
     """
 
     folder: Path
@@ -32,6 +57,7 @@ class Lab:
     wishes: dict[Attempt, str] = dataclasses.field(default_factory=dict)
     woken: threading.Event = dataclasses.field(default_factory=threading.Event)
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    machines: dict[str, Heard] = dataclasses.field(default_factory=dict)
 
     def wish(self, attempt: Attempt, wish: str) -> None:
         self.wishes[attempt] = wish

@@ -22,6 +22,8 @@ from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.depot import Depot
 from fulltilt.lab.executors import Executor
+from fulltilt.lab.executors.cluster import read_versions
+from fulltilt.lab.executors.ray import RayExecutor
 from fulltilt.lab.lab import LOCAL, Lab
 from fulltilt.lab.records import Node
 from fulltilt.lab.runner.order import Order
@@ -31,7 +33,7 @@ from fulltilt.lab.server.app import LOOPBACK, build_app
 from fulltilt.lab.server.patience import PatientProtocol
 from fulltilt.lab.server_log import keep_log, tell
 from fulltilt.lab.store import DATABASE, open_store
-from fulltilt.records.run_folder import write_atomic
+from fulltilt.records.run_folder import write_atomic, write_secret
 
 ADDRESS, PORT = "server.json", "port"  # the former in the lab's folder, while it is served
 DEPOT = "depot"
@@ -134,11 +136,13 @@ def serve(
         own = {each.address.partition("%")[0] for many in psutil.net_if_addrs().values() for each in many}
         hosts = {*LOOPBACK, platform.node(), *names, *(own if host in WILDCARDS else {host})}
         sampler = Sampler(nvml, folder=lab.folder)
-        app = build_app(lab, token=token, hosts=hosts, read_rooms=coordinator.read_rooms, sampler=sampler)
-        for place in (place for executor in executors for place in executor.read_places()):
-            own = place.node == platform.node()  # what another machine has installed is not known here
-            versions = {"fulltilt": __version__, "python": platform.python_version()} if own else {}
-            boot = read_boot() if own else ""
+        ray = next((executor for executor in executors if isinstance(executor, RayExecutor)), None)
+        app = build_app(
+            lab, token=token, hosts=hosts, read_rooms=coordinator.read_rooms, sampler=sampler, invite=ray and ray.invite
+        )
+        for place in (place for executor in executors if executor is not ray for place in executor.read_places()):
+            is_own = place.node == platform.node()  # what another machine has installed is not known here
+            boot, versions = (read_boot(), read_versions()) if is_own else ("", {})
             lab.store.meet_node(Node(name=place.node, boot=boot, versions=versions, devices=place.devices))
         with _run(app, _build_server(app, tls), listener, coordinator, lab.folder / ADDRESS, address):
             logger.info("fulltilt %s serves at %s", __version__, address.url, extra=tell("started", url=address.url))
@@ -165,7 +169,7 @@ def _run(
         _wait_for(lambda: server.started or not serving.is_alive())
         if not server.started:
             raise UsageError(f"the server at {address.url} ended as it started; see what it printed")
-        _write_secret(path, json.dumps(dataclasses.asdict(address)))
+        write_secret(path, json.dumps(dataclasses.asdict(address)))
         scheduling.start()
         yield
     finally:
@@ -247,11 +251,6 @@ def _read_port(folder: Path) -> int:
         port = trial.getsockname()[1]
     write_atomic(path, f"{port}\n")
     return port
-
-
-def _write_secret(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    write_atomic(path, text)
 
 
 def _bracket(host: str) -> str:

@@ -323,6 +323,12 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only its owner can read."""
+    path.touch(mode=0o600)
+    write_atomic(path, text)
+
+
 @contextlib.contextmanager
 def open_atomic(path: Path, *, new_mode: int = NEW_FILE_MODE) -> Iterator[BinaryIO]:
     """Write a file in pieces: it takes its place, whole and synced, when the block ends well.

@@ -80,6 +80,12 @@ def list_cells(device: NvmlDevice, status: NvmlStatus) -> list[str]:
     ]
 
 
+def list_lines(sample: Sample) -> list[str]:
+    """Describe a reading, a line a GPU and some of the host."""
+    cells = [list_cells(device, status) for device, status in sample.gpus]
+    return [" · ".join(each) for each in cells] + describe_host(sample)
+
+
 def describe_host(sample: Sample) -> list[str]:
     """Describe cores, memory and disk."""
     cpu = "" if sample.cpu_pct is None else f"{sample.cpu_pct:.0f} %, "

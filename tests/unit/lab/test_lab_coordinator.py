@@ -10,6 +10,7 @@ from fulltilt.errors import StorageError
 from fulltilt.lab import operations
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.executors import AwayError, Place, RefusedError
+from fulltilt.lab.lab import Heard
 from fulltilt.lab.records import Artefact, Node, Point
 from fulltilt.lab.runner.order import Order
 from fulltilt.lab.scheduling.ends import End
@@ -108,6 +109,16 @@ def test_as_many_start_as_there_are_devices_and_the_next_when_one_ends(bench):
     bench.turn()
     assert bench.engine.started[2:] == [("e3", 1, "a")]
     assert [bench.state(id) for id in ("e1", "e2", "e3")] == ["failed", "leased", "leased"]
+
+
+def test_a_machine_that_is_leaving_gets_nothing_more_and_one_that_is_back_does(bench):
+    bench.lab.machines["a"] = Heard(at_s=0.0, is_leaving=True)
+    bench.add(1)
+    bench.turn()
+    assert bench.engine.started == []
+    bench.lab.machines["a"] = Heard(at_s=0.0)
+    bench.turn()
+    assert bench.engine.started == [("e1", 1, "a")]
 
 
 def test_what_is_gone_waits_and_starts_again_elsewhere(bench):

@@ -14,7 +14,7 @@ from fulltilt.hardware import Nvml, RealNvml, count_usable_cores, read_visible_d
 from fulltilt.hardware.proctree import build_death_wish, find_marked, kill_marked, remove_shared_segments
 from fulltilt.lab.executors import Place, RefusedError, Seen, name_mark
 from fulltilt.lab.records import Attempt, Experiment
-from fulltilt.lab.runner.order import MARK, Order
+from fulltilt.lab.runner.order import MARK, Order, join_environs
 
 GUARD = (sys.executable, "-m", "fulltilt.lab.runner.guard")
 GUARD_MARK = "FULLTILT_GUARD"
@@ -44,7 +44,7 @@ def build_slots(pool: str | int | Sequence[int], nvml: Nvml | None = None) -> li
     """
     numbers = [pool] if isinstance(pool, int) else list(pool) if not isinstance(pool, str) else None
     if pool == "cpu" or (resolve_device("auto", nvml) == "cpu" and (numbers is not None or pool == "auto")):
-        return _build_cpu_slots(numbers or [0])
+        return build_cpu_slots(numbers or [0])
     if isinstance(pool, str) and pool.startswith("cuda:"):
         numbers = [int(pool.removeprefix("cuda:"))]
     for name in ["cuda"] if numbers is None else [f"cuda:{number}" for number in numbers]:
@@ -64,9 +64,10 @@ def build_slots(pool: str | int | Sequence[int], nvml: Nvml | None = None) -> li
     ]
 
 
-def _build_cpu_slots(numbers: Sequence[int]) -> list[Slot]:
+def build_cpu_slots(numbers: Sequence[int]) -> list[Slot]:
+    """Build shares of the CPU; a training on one sees no GPU."""
     n_threads = max(1, count_usable_cores() // len(numbers))
-    environ = {"OMP_NUM_THREADS": str(n_threads)}
+    environ = {"OMP_NUM_THREADS": str(n_threads), "CUDA_VISIBLE_DEVICES": ""}
     return [Slot(name=f"cpu:{number}", device="cpu", environ=environ, n_threads=n_threads) for number in numbers]
 
 
@@ -98,7 +99,12 @@ class LocalExecutor:
         if order.mark in self._guards:
             return order.mark
         slots = [slot for slot in self.slots if slot.name in devices]
-        environ = {**os.environ, **_join(slots), **order.to_environment(), GUARD_MARK: order.mark}
+        environ = {
+            **os.environ,
+            **join_environs(slot.environ for slot in slots),
+            **order.to_environment(),
+            GUARD_MARK: order.mark,
+        }
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             with (self._logs / f"runner-{attempt.experiment}-{attempt.number}.txt").open("ab") as log:
@@ -150,13 +156,3 @@ class LocalExecutor:
         for guard in self._guards.values():
             if not self.is_lasting:
                 guard.wait()
-
-
-def _join(slots: Sequence[Slot]) -> dict[str, str]:
-    """Return the environment of an attempt that has several slots."""
-    joined: dict[str, str] = {}
-    for slot in slots:
-        for name, value in slot.environ.items():
-            is_list = name == "CUDA_VISIBLE_DEVICES" and name in joined
-            joined[name] = f"{joined[name]},{value}" if is_list else value
-    return joined

@@ -24,8 +24,8 @@ from fulltilt.lab.store import Store
 from fulltilt.records.run_folder import write_atomic
 
 COOKIE = "fulltilt_lab"
-ROLES = {"read": ("read", "submit", "admin"), "submit": ("submit", "admin"), "admin": ("admin",), "join": ("join",)}
-ROLES |= {"worker": ("worker",), "runner": ("runner",), "anyone": ()}
+ROLES = {"read": ("read", "submit", "admin"), "submit": ("submit", "admin"), "admin": ("admin",)}
+ROLES |= {"join": ("join", "worker", "admin"), "worker": ("worker",), "runner": ("runner",), "anyone": ()}
 TOKEN_FILE = "token"
 MOST_FAILURES, PAUSE_S = 10, 60.0  # wrong tokens typed into the page in so many seconds, from one address
 MOST_ADDRESSES = 1000  # whose guesses are remembered

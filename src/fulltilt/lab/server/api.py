@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fulltilt._version import __version__
 from fulltilt.errors import UsageError
 from fulltilt.lab import listing, operations, retention
-from fulltilt.lab.lab import Lab, open_stream
+from fulltilt.lab.lab import Heard, Lab, open_stream
 from fulltilt.lab.points import find_axes
 from fulltilt.lab.records import Attempt, Code, Token
 from fulltilt.lab.redaction import redact
@@ -242,9 +242,17 @@ def list_nodes(request: Request, token: Reader) -> dict[str, Any]:
         "nodes": [
             {"name": node.name, "devices": node.devices, "versions": node.versions, "seen_s": node.seen_s}
             | {"n_bad": node.n_bad}
+            | _describe_heard(lab.machines.get(node.name))
             for node in lab.store.read_nodes()
         ]
     }
+
+
+def _describe_heard(heard: Heard | None) -> dict[str, Any]:
+    """Return what a machine of a cluster said last, and when."""
+    if heard is None:
+        return {}
+    return {"sample": heard.sample, "age_s": heard.read_age_s(), "is_leaving": heard.is_leaving}
 
 
 @router.get("/tokens")

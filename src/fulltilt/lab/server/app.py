@@ -16,7 +16,7 @@ from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.lab import Lab
 from fulltilt.lab.reception import FencedError
 from fulltilt.lab.scheduling.order import Room
-from fulltilt.lab.server import api, live, metrics, pages, runner_api
+from fulltilt.lab.server import api, live, metrics, pages, runner_api, worker_api
 from fulltilt.lab.server.access import Gate, Patience, allow
 from fulltilt.lab.server.bodies import MOST_BODY_BYTES
 from fulltilt.lab.store import StaleAttemptError
@@ -32,6 +32,7 @@ def build_app(
     hosts: Iterable[str] = LOOPBACK,
     read_rooms: Callable[[], Sequence[Room]] = tuple,
     sampler: Sampler | None = None,
+    invite: Callable[[], dict[str, str]] | None = None,
 ) -> FastAPI:
     """Build the application.
 
@@ -40,17 +41,19 @@ def build_app(
         hosts: Names under which the server is reached.
         read_rooms: Returns the machines there are, for the check of what is submitted.
         sampler: Reads this machine, for the page of machines.
+        invite: Returns what another machine needs to join the cluster; None: there is none.
     """
     nothing: dict[str, Any] = dict.fromkeys(("docs_url", "redoc_url", "openapi_url"))
     app = FastAPI(title="fulltilt lab", max_body_size=MOST_BODY_BYTES, **nothing)
     app.state.lab, app.state.token, app.state.read_rooms, app.state.is_closing = lab, token, read_rooms, False
-    app.state.sampler, app.state.here = sampler, platform.node()
+    app.state.sampler, app.state.here, app.state.invite = sampler, platform.node(), invite
     app.state.patience, app.state.n_listeners, app.state.n_priorities = Patience(), 0, 0
     app.include_router(runner_api.router)  # first: those are the most frequent calls
     app.include_router(api.router)
     app.include_router(pages.router)
     app.include_router(live.router)
     app.include_router(metrics.router)
+    app.include_router(worker_api.router)
 
     @app.get("/healthz", dependencies=[Depends(allow("anyone"))])
     def read_health() -> dict[str, str]:

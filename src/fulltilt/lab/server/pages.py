@@ -18,7 +18,7 @@ from fulltilt.errors import ConfigError, FulltiltError
 from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab import listing, operations
 from fulltilt.lab.export import write_csv
-from fulltilt.lab.lab import Lab
+from fulltilt.lab.lab import Heard, Lab
 from fulltilt.lab.listing import Entry
 from fulltilt.lab.records import Attempt, Token
 from fulltilt.lab.redaction import redact
@@ -38,7 +38,7 @@ from fulltilt.lab.server.trainings import (
 from fulltilt.lab.states import LIVE, STATES, WAITING
 from fulltilt.report import format_duration
 from fulltilt.report.charts import MAX_SERIES
-from fulltilt.report.readings import describe_host, list_cells
+from fulltilt.report.readings import list_lines
 from fulltilt.report.training import TrainingRun
 from fulltilt.report.training_curves import build_curves
 
@@ -215,7 +215,7 @@ def show_machines(request: Request, token: Reader) -> HTMLResponse:
             "in_use": [f"{device} ({each.id})" for each in live if each.node == node.name for device in each.devices],
             "versions": ", ".join(f"{name} {version}" for name, version in node.versions.items()),
             "is_barred": is_barred(node),
-            "readings": _read_sensors(request) if node.name == request.app.state.here else [],
+            "readings": _read_sensors(request, node.name),
         }
         for node in lab.store.read_nodes()
     ]
@@ -271,14 +271,16 @@ def read_asset(name: str) -> Response:
     return FileResponse(path, media_type=TYPES[path.suffix], headers={"Cache-Control": "max-age=3600"})
 
 
-def _read_sensors(request: Request) -> list[str]:
-    """Return what this machine is doing, a line a GPU."""
+def _read_sensors(request: Request, node: str) -> Sequence[str]:
+    """Return what a machine is doing, a line a GPU; of another machine what it said last."""
     sampler: Sampler | None = request.app.state.sampler
-    if sampler is None:
+    if sampler is not None and node == request.app.state.here:
+        return list_lines(sampler.read())
+    heard: Heard | None = request.app.state.lab.machines.get(node)
+    if heard is None:
         return []
-    sample = sampler.read()
-    cells = [list_cells(device, status) for device, status in sample.gpus]
-    return [" · ".join(each) for each in cells] + describe_host(sample)
+    leaving = ["is leaving"] if heard.is_leaving else []
+    return [*heard.lines, *leaving] if heard.is_fresh() else [f"not heard for {format_duration(heard.read_age_s())}"]
 
 
 def _render(request: Request, template: str, token: Token, **values: Any) -> HTMLResponse:

@@ -1,0 +1,80 @@
+"""The routes of machines: joining the cluster, and saying what their sensors read."""
+
+import contextlib
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from pydantic import BaseModel, Field
+
+from fulltilt.errors import UsageError
+from fulltilt.lab.executors.cluster import read_versions
+from fulltilt.lab.lab import Heard, Lab
+from fulltilt.lab.operations import make_token
+from fulltilt.lab.records import Node, Token
+from fulltilt.lab.scheduling.ends import End
+from fulltilt.lab.server.access import allow
+from fulltilt.lab.settling import settle
+from fulltilt.lab.states import LIVE
+from fulltilt.lab.store import StaleAttemptError
+
+router = APIRouter(prefix="/api")
+LABEL = "machine "  # and its name: the label of a machine's token
+RESTARTED = End(outcome="lost", reason="its machine has started again")
+
+
+class Join(BaseModel):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    boot: str = Field(max_length=100)
+    versions: dict[str, str] = Field(max_length=10)
+    devices: list[str] = Field(min_length=1, max_length=64)
+
+
+class Readings(BaseModel):
+    lines: list[Annotated[str, Field(max_length=300)]] = Field(default=[], max_length=70)
+    sample: dict[str, Any] = Field(default={}, max_length=20)
+    is_leaving: bool = False
+
+
+@router.post("/join")
+def join(request: Request, token: Annotated[Token, Depends(allow("join"))], body: Join) -> dict[str, str]:
+    """Let a machine into the cluster: it gets Ray's address and secret, and a token of its own.
+
+    With its own token it comes back as often as it likes.
+    """
+    lab: Lab = request.app.state.lab
+    if request.app.state.invite is None:
+        raise UsageError("this server takes no other machines; start it with fulltilt lab serve --engine ray")
+    if token.role == "worker" and token.label != LABEL + body.name:
+        raise HTTPException(403, f"this token is of {token.label}, and not of {body.name}")
+    _require_same_versions(body)
+    heard = lab.machines.get(body.name)
+    is_here = body.name in {room.node for room in request.app.state.read_rooms()}
+    if token.role != "worker" and (is_here or (heard and heard.is_fresh())):
+        raise UsageError(f"a machine named {body.name} is here already; give this one another --name")
+    bundle = request.app.state.invite()
+    if lab.store.meet_node(Node(name=body.name, boot=body.boot, versions=body.versions, devices=body.devices)):
+        for experiment in lab.store.read_experiments(states=LIVE):
+            if experiment.node == body.name:
+                with contextlib.suppress(StaleAttemptError):
+                    settle(lab, experiment.newest, RESTARTED)
+    lab.machines[body.name] = Heard(at_s=time.monotonic())
+    lab.store.remove_tokens(LABEL + body.name)
+    return bundle | {"token": make_token(lab, role="worker", label=LABEL + body.name)}
+
+
+@router.post("/telemetry")
+def tell(request: Request, token: Annotated[Token, Depends(allow("worker"))], body: Readings) -> dict[str, Any]:
+    """Keep what a machine said last, in memory."""
+    request.app.state.lab.machines[token.label.removeprefix(LABEL)] = Heard(at_s=time.monotonic(), **dict(body))
+    return {}
+
+
+def _require_same_versions(body: Join) -> None:
+    differing = [
+        f"{name} {body.versions.get(name, 'missing')} on {body.name} and {version} on the server"
+        for name, version in read_versions().items()
+        if body.versions.get(name) != version
+    ]
+    if differing:
+        raise UsageError(f"{', '.join(differing)}; install the same versions, and join with a new token")

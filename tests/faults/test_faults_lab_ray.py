@@ -1,0 +1,147 @@
+"""Several machines through Ray, each with a folder of its own: one is killed, and the server is; nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from fulltilt.errors import UsageError
+from fulltilt.hardware.proctree import find_marked, kill_marked
+from fulltilt.lab.client import Client
+from fulltilt.lab.executors.cluster import MARK, read_head
+from fulltilt.lab.serving import find_server
+from fulltilt.lab.states import LIVE
+from fulltilt.lab.store import open_store
+
+GRID = Path(__file__).parents[2] / "configs" / "parallel_grid.yaml"
+SERVER = Path(__file__).with_name("run_ray_server.py")
+TTL_S, PATIENCE_S = 20.0, 240
+TEST = "FULLTILT_TEST_OF_RAY"  # in the environment of all that this test starts
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
+
+
+class Cluster:
+    def __init__(self, folder: Path):
+        self.folder, self.lab = folder, folder / "lab"
+        self.mark = f"{TEST}={folder}"
+        self.environ = {**os.environ, TEST: str(folder), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+    def serve(self) -> subprocess.Popen:
+        command = [sys.executable, str(SERVER), str(self.lab), str(TTL_S)]
+        server = subprocess.Popen(command, env=self.environ, start_new_session=True)
+        self.wait_for(lambda: find_server(self.lab))
+        return server
+
+    def work(self, name: str) -> subprocess.Popen:
+        address = find_server(self.lab)
+        words = ["--url", address.url, "--name", name, "--gpus", "2", "--folder", str(self.folder / name)]
+        environ = self.environ | {"FULLTILT_LAB_TOKEN": address.token}
+        return subprocess.Popen([sys.executable, "-m", "fulltilt", "lab", "work", *words], env=environ)
+
+    def ask(self, what):
+        """What a command gets that asks until the server answers."""
+
+        def look():
+            with contextlib.suppress(UsageError):
+                return (what(Client(None, find_server(self.lab))),) if find_server(self.lab) else None
+
+        return self.wait_for(look)[0]
+
+    def list(self) -> dict[str, dict]:
+        return {each["id"]: each for each in self.ask(lambda client: client.get("/api/experiments"))["experiments"]}
+
+    def wait_for(self, look):
+        end = time.monotonic() + PATIENCE_S
+        while not (found := look()):
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        return found
+
+    def kill_machine(self, name: str) -> None:
+        """Kill all that a machine runs, as its power supply does."""
+        folder = str(self.folder / name)
+        for pid in find_marked(self.mark):
+            with contextlib.suppress(OSError):
+                if (
+                    folder.encode()
+                    in Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+                ):
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    cluster = Cluster(tmp_path)
+    yield cluster
+    kill_marked(cluster.mark)
+
+
+def test_a_grid_survives_the_death_of_a_machine_and_of_the_server(cluster):
+    server = cluster.serve()
+    machines = [cluster.work(name) for name in ("n1", "n2")]
+    cluster.ask(lambda client: client.submit(GRID, ["epochs=8"]))
+    most = 0
+
+    def find_victim():
+        """A machine with an experiment that has a checkpoint and runs on."""
+        nonlocal most
+        found = cluster.list()
+        live = [each for each in found.values() if each["state"] in LIVE]
+        most = max(most, len(live))
+        for each in live:
+            files = cluster.ask(lambda client, id=each["id"]: client.get(f"/api/experiments/{id}"))["files"]
+            if each["attempt"] == 1 and "checkpoint.pt" in files:
+                return each
+        return None
+
+    victim = cluster.wait_for(find_victim)
+    nodes = cluster.ask(lambda client: client.get("/api/nodes"))["nodes"]
+    assert {node["name"]: node["sample"]["memory_total_bytes"] > 0 for node in nodes} == {"n1": True, "n2": True}
+    cluster.kill_machine(victim["node"])
+    os.kill(server.pid, signal.SIGKILL)
+    server.wait()
+    head = read_head(cluster.lab)
+    server = cluster.serve()
+
+    def is_over() -> bool:
+        nonlocal most
+        found = cluster.list().values()
+        most = max(most, sum(each["state"] in LIVE for each in found))
+        return all(each["state"] == "succeeded" for each in found)
+
+    cluster.wait_for(is_over)
+    assert most == 4, "as many as there were devices"
+    assert read_head(cluster.lab) == head, "the second server took over the head of the first"
+    found = cluster.list()
+    assert len(found) == 6
+    again = found[victim["id"]]
+    assert again["attempt"] > 1
+    assert again["node"] != victim["node"]
+    log = cluster.ask(lambda client: client.read(f"/api/experiments/{again['id']}/log", attempt=again["attempt"]))
+    assert b"going on from step" in log
+    (survivor,) = (machine for machine in machines if machine.poll() is None)
+    survivor.terminate()
+    assert survivor.wait(PATIENCE_S) == 0
+    server.terminate()
+    server.wait()
+    with contextlib.closing(open_store(cluster.lab)) as store:
+        commits = [event.experiment for event in store.read_events() if event.arrow == "commit"]
+    assert sorted(commits) == sorted(found)
+    result = json.loads((Path(again["out_dir"]) / "result.json").read_text())
+    assert result["reason"] == "finished"
+    assert not find_marked(f"{MARK}={head.mark}")
+    assert find_marked(cluster.mark) == []
