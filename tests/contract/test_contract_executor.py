@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -62,6 +63,9 @@ def ray_executor(tmp_path_factory):
     executor = RayExecutor(folder, host="127.0.0.1")
     with open_lab(folder, create=True) as lab, serve(lab, [executor]) as (address, _):
         node = RayNode(url=address.url, name="n1", boot="one start", folder=machine, slots=build_simulated_slots(2))
+        node._machine = dataclasses.replace(node._machine, url="http://127.0.0.1:9")  # nobody answers attempts there
+        ((name, value),) = node._machine.to_environment().items()
+        node._mark = f"{name}={value}"
         try:
             node.join(address.token)
             session = executor._get("/api/version")["session_name"]
