@@ -35,12 +35,12 @@ def describe_verdict(document: Document) -> str:
         return f"Keep your settings: the fastest plan is {say_speedup(other['gain'], 'as fast')}, but learned worse."
     if savings and (other["gain"] or {}).get("verdict") == "faster":
         fast = say_speedup(other["gain"], "as fast")
-        return f"Keep your settings for now: another plan is {fast}, but not all it changes was looked at."
+        return f"Keep your settings for now: another plan is {fast}, but not yet which of its changes it needs."
     if not savings:
         return _describe_unknown(document, pick)
     if savings["verdict"] == "same plan":
         if document["search"].get("stopped_by_budget") and not document["search"].get("n_groups"):
-            return "Keep your settings: the search ended before another plan was compared with them."
+            return "No result yet, keep your settings: the search ended before another plan was compared with them."
         has_other = any(row["status"] == "ok" and row["id"] != pick["id"] for row in document["trials"])
         return f"Keep your settings: no other plan {'came out faster' if has_other else 'ran to its end'}."
     low_pct, high_pct = other["gain"]["ci_pct"]
@@ -72,7 +72,7 @@ def _describe_unknown(document: Document, pick: Mapping[str, Any]) -> str:
     if baseline and baseline["status"] == "ok" and read_turns(document, own):
         return "Keep your settings, no gain is proven: the search ended after too few turns to tell."
     if baseline and baseline["status"] == "ok":
-        return "Keep your settings: the search ended before another plan was compared with them."
+        return "No result yet, keep your settings: the search ended before another plan was compared with them."
     end = ends.get(baseline["status"], "failed") if baseline else "did not run"
     rate = pick.get("samples_per_s")
     return f"Your settings {end}; these run{f' at {format_rate(rate)} samples/s' if rate else ''}."
@@ -197,6 +197,10 @@ def describe_origins(
     return [said, f"yours differ? say so: {how}"]
 
 
+def _say_setting(value: Any) -> str:
+    return "default" if value is None else format_value(value)
+
+
 def list_changes(document: Document) -> list[str]:
     """List what the other plan has otherwise than the user's, each with what it was measured to be worth."""
     other, own = find_other(document) or {}, document.get("user_plan") or {}
@@ -204,7 +208,7 @@ def list_changes(document: Document) -> list[str]:
     worth = {name: effect["gain"] for effect in effects for name in effect["names"]}
     lines = []
     for names in list_changed(own, plan):
-        text = ", ".join(f"{name}: {format_value(own.get(name))} → {format_value(plan[name])}" for name in names)
+        text = ", ".join(f"{name}: {_say_setting(own.get(name))} → {_say_setting(plan[name])}" for name in names)
         text += _say_kinds(names, other)
         gain = worth.get(names[0])
         lines.append(f"{text:<{WORTH}}{_say_worth(gain)}" if gain else text)
@@ -303,8 +307,9 @@ def list_next(document: Document, *, source: str = "") -> list[str]:
     lines = []
     if search.get("stopped_by_budget"):
         lines.append("a larger --budget: this one ended the search early; the same command goes on from here")
+    quiet = "search again when the machine is quiet, with --out and a new folder"
     if has_stalled(search.get("stalled_pct")) or search.get("waits_passively"):
-        lines.append("search again when the machine is quiet, with --out and a new folder")
+        lines.append(f"or {quiet}" if lines else quiet)
     elif lines:
         pass
     elif savings.get("verdict") == "undecided" and source and " " not in source:

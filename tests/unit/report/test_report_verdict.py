@@ -99,7 +99,10 @@ def with_one_group():
         (build_document() | {"trials": [OWN]}, "Keep your settings: no other plan ran to its end."),
         (without_own(FAILED), "Your settings ran out of memory; these run at 13,000 samples/s."),
         (without_own(None), "Your settings did not run; these run at 13,000 samples/s."),
-        (without_turns(), "Keep your settings: the search ended before another plan was compared with them."),
+        (
+            without_turns(),
+            "No result yet, keep your settings: the search ended before another plan was compared with them.",
+        ),
         (with_one_group(), "no gain is proven: the search ended after too few turns to tell."),
     ],
 )
@@ -183,15 +186,16 @@ def test_each_change_says_what_it_is_worth_and_what_of_learning_it_touches():
     ]
     document = build_document(
         FASTER,
-        plan={"batch_size": 16, "accumulate": 2, "precision": "bf16"},
+        plan={"batch_size": 16, "accumulate": 2, "precision": "bf16", "threads": 1},
         levers=effects,
         numerics=["precision fp32 → bf16"],
         recipe=["micro-batch 32 → 16, effective batch as before"],
     )
-    batch, workers, *rest, idle = list_changes(document)
+    batch, threads, workers, *rest, idle = list_changes(document)
     assert batch == "batch_size: 32 → 16, accumulate: 1 → 2 (effective batch stays)"
     assert " ".join(workers.split()) == "num_workers: 0 → 2 +19 % (+15 to +24)"
     assert rest == ["fused_optimizer: no → yes", "precision: fp32 → bf16 (numerics)"]
+    assert threads == "threads: default → 1"
     assert idle == "left out, not shown to gain: channels_last yes (+0.2 %)"
     *_, last = list_changes(build_document(FASTER, plan=LONG_PLAN))
     assert last == "and 4 more settings, in the report"
@@ -200,7 +204,7 @@ def test_each_change_says_what_it_is_worth_and_what_of_learning_it_touches():
 def test_a_faster_plan_whose_changes_were_not_all_looked_at_is_not_taken():
     document = build_document(OPEN)
     document["picks"]["unproven"]["gain"] = FASTER
-    said = "another plan is 1.32 × as fast (1.24 to 1.41), but not all it changes was looked at."
+    said = "another plan is 1.32 × as fast (1.24 to 1.41), but not yet which of its changes it needs."
     assert describe_verdict(document) == f"Keep your settings for now: {said}"
     own = dict(document["user_plan"])
     document["repeats"] = [*document["repeats"], document["repeats"][0] | {"plan": own, "status": "timeout"}]
