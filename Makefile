@@ -29,7 +29,7 @@ test: $(INSTALLED) ## the fast test set, offline, and what `make check` checks b
 	$(PYTEST) -m "not slow and not bench"; tested=$$?; \
 	wait $$checks || { cat $(VENV)/.checked; exit 1; }; exit $$tested
 
-test-slow: $(INSTALLED) ## the rest: every combination, long runs, real trainings killed twenty times
+test-slow: $(INSTALLED) ## the rest: every combination, long runs, trainings and servers that are killed
 	@$(PYTEST) -m "slow and not bench"
 
 bench-check: $(INSTALLED) ## the tests of the benchmarks' own helpers

@@ -29,7 +29,7 @@ def build_proxy(wire, cookie: str, extra: dict[str, bytes]):
             asked.append(self.path)
             if self.path in extra:
                 self.answer(200, [("content-type", "text/html")], extra[self.path])
-            elif self.path == "/live":
+            elif self.path.partition("?")[0] == "/live":
                 self.answer(204, [], b"")
             else:
                 line = http.client.HTTPConnection(wire.host, wire.port, timeout=60)

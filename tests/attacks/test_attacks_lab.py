@@ -612,7 +612,13 @@ def test_a12_no_shell_reads_what_a_user_wrote_and_no_environment_comes_from_a_re
     assert not Path("pwned").exists()
     assert any(SHELL in line for line in seen["lines"]), "one word of an argument list"
     foreign = set(seen["environ"]) - set(os.environ) - {"LC_CTYPE"}
-    assert all(name.startswith(("FULLTILT_", "STAND_IN_", "OMP_", "PYTHONUNBUFFERED")) for name in foreign), foreign
+    ours = ("FULLTILT_", "STAND_IN_", "OMP_", "PYTHONUNBUFFERED", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+    assert all(name.startswith(ours) for name in foreign), foreign
+    assert seen["environ"]["CUDA_VISIBLE_DEVICES"] == "", "a slot of the CPU has no GPU"
+    own = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    assert all(
+        Path(each).is_relative_to(folder) for each in seen["environ"]["PYTHONPATH"].split(os.pathsep) if each not in own
+    )
 
 
 @pytest.mark.parametrize("name", ["env", "environment", "command", "environ", "cwd", "depot", "url", "python"])

@@ -316,7 +316,7 @@ def test_killed_at_any_moment_with_real_trainings(tmp_path):
         lambda folder: lab_command("submit", "--local", CONFIGS / "parallel_grid.yaml", "epochs=2", folder=folder),
         lambda n: tmp_path / f"lab{n}",
         seed,
-        n_kills=20,
+        n_kills=8,
         longest_s=15.0,
     )
 
@@ -373,6 +373,7 @@ def test_a_backup_of_a_running_queue_goes_on_elsewhere_and_nothing_is_missing(tm
 def test_tokens_work_from_elsewhere_and_are_in_no_output(tmp_path, monkeypatch, capfd):
     (tmp_path / "grid.yaml").write_text("lr: [0.1, 0.666]\n")
     (folder := tmp_path / "lab").mkdir()
+    (folder / "token").touch(mode=0o600)
     (folder / "token").write_text("canary-of-the-owner\n")
     outputs = []
 
