@@ -10,6 +10,7 @@ from fulltilt.cli._shared import (
     add_workload_arguments,
     build_console,
     check_at_least,
+    describe_default_out,
     describe_saved,
     note_interruption,
     print_result,
@@ -19,6 +20,7 @@ from fulltilt.cli._shared import (
 )
 from fulltilt.engine.contrastive.options import PHASES, PhaseOptions
 from fulltilt.errors import UsageError
+from fulltilt.records.run_folder import list_numbered
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of each cluster, what the head trains on ({default.clear_share})",
     )
     parser.add_argument("--resume", action="store_true", help="go on where each phase was left; ended ones stay")
-    parser.add_argument("--out", metavar="DIR", help="where to write (default runs/contrastive/NAME)")
+    parser.add_argument("--out", metavar="DIR", help=f"where to write ({describe_default_out('contrastive')})")
     parser.add_argument("--json", metavar="F", help="write the results as JSON (- for stdout)")
 
 
@@ -59,13 +61,26 @@ def run(args: argparse.Namespace) -> int:
         return _run_phases(args, config, folders)
 
 
+def _choose_folder(args: argparse.Namespace, config: Config) -> tuple[Path, str | None]:
+    """Choose the first folder whose pre-training is this one, or has not begun; say where that is not the usual one."""
+    from fulltilt.engine.loop.opening import find_run_folders
+
+    usual = Path("runs") / "contrastive" / config.run_name
+    found = {each: find_run_folders(each / PHASES[0], config) for each in list_numbered(usual)}
+    folder = next(each for each in found if not found[each].change)
+    if args.resume and found[folder].own is None:
+        folder = usual  # what cannot be resumed is refused, with what changed
+    change = found[usual].change
+    return folder, f"{usual} holds another run ({change}): this one is in {folder}" if folder != usual else None
+
+
 def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -> int:
     """Run the phases in their order; ``folders`` gets those that checkpoints are written into."""
     from fulltilt.engine.contrastive.phases import run_phase
     from fulltilt.listeners import EventLog, ProgressBar, build_loggers
     from fulltilt.records import VERSION
 
-    out_dir = Path(args.out or Path("runs") / "contrastive" / config.run_name)
+    out_dir, said_of_folder = (Path(args.out), None) if args.out else _choose_folder(args, config)
     folders += [out_dir / phase for phase in PHASES]
     options = PhaseOptions(
         probe_epochs=args.probe_epochs,
@@ -74,6 +89,8 @@ def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -
         clear_share=args.clear_share,
     )
     console = build_console(to_stderr=args.json == "-")
+    if said_of_folder:
+        console.print(said_of_folder, soft_wrap=True)
     results: dict[str, TrainResult] = {}
     said: list[str] = []
     for phase in (phase for phase in PHASES if phase in args.phases):

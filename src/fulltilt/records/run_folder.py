@@ -181,7 +181,7 @@ def find_folders(
     """
     held: list[tuple[bool, float, Path]] = []  # whether it did not age, when it was written
     free, change = None, ""
-    for folder in _list_numbered(path):
+    for folder in list_numbered(path):
         written_s = [(folder / name).stat().st_mtime for name in results if (folder / name).exists()]
         try:
             found = _read_fingerprint(folder, results)
@@ -200,7 +200,7 @@ def find_folders(
     return FolderChoice(path, own, free, change, is_aged=not is_same)
 
 
-def _list_numbered(path: Path) -> Iterator[Path]:
+def list_numbered(path: Path) -> Iterator[Path]:
     """List ``path`` and its numbered sisters that exist, in their order, up to the first number that is new."""
     pattern = re.compile(rf"{re.escape(path.name)}-([2-9]|[1-9]\d+)")
     found = {int(match[1]) for each in path.parent.glob("*") if (match := pattern.fullmatch(each.name))}

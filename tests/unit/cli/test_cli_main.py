@@ -18,8 +18,10 @@ from tests.unit.cli.test_cli_compare import build_search
 
 from fulltilt.cli import COMMANDS, EXIT_BROKEN_PIPE, Terminated, _shared, build_parser, list_leaves, run_command
 from fulltilt.cli._shared import show_progress, write_json
+from fulltilt.engine.loop import opening
 from fulltilt.errors import FulltiltError, NoPlanError, TrainingError, find_place
 from fulltilt.levers import load_catalogue
+from fulltilt.records.run_folder import RunFolder
 
 CONFIG = "model: small_cnn\ndata: {dataset: digits}\n"
 DONE, RESUMED = done(make_trial()), done(make_trial(), is_resumed=True)
@@ -381,6 +383,31 @@ def test_an_interrupted_training_promises_to_resume_from_what_is_there(
     raise_from(monkeypatch, f"fulltilt.cli.{command}.Path", KeyboardInterrupt)  # before there is a folder
     assert run_words(command, "a.yaml", "--quiet") == 130
     assert capsys.readouterr().err == f"fulltilt {command}: interrupted: training had not begun\n"
+
+
+def test_another_contrastive_run_gets_a_folder_of_its_own_and_its_later_phases_find_it(monkeypatch, capsys):
+    """The guide runs its script with other flags in a row; the second was refused."""
+    went = []
+
+    def run_phase(phase, config, *, out_dir, **_):
+        went.append((phase, out_dir.name))
+        claim = {"fingerprint_parts": opening._describe_run(config, None), "command": "train"}
+        with RunFolder(out_dir / phase, results=opening._RESULTS, **claim):
+            (out_dir / phase / opening.NEWEST).touch()
+        return types.SimpleNamespace(metrics={})
+
+    monkeypatch.setattr("fulltilt.engine.contrastive.phases.run_phase", run_phase)
+    monkeypatch.setattr("fulltilt.cli.contrastive.write_json", lambda *_: None)
+    config = str(Path(__file__).parents[3] / "configs" / "stl10_config.yaml")
+    for words in (["pretrain"], ["pretrain", "warmup=1"], ["probe", "warmup=1"], ["probe"]):
+        phase, *changed = words
+        assert run_words("contrastive", config, *changed, "--phases", phase) == 0
+    expected = [("pretrain", ""), ("pretrain", "-2"), ("probe", "-2"), ("probe", "")]
+    assert went == [(phase, f"stl10_config{end}") for phase, end in expected]
+    said = capsys.readouterr().out
+    assert said.count("holds another run (changed: ") == 2
+    assert run_words("contrastive", config, "warmup=2", "--resume") == 2
+    assert "holds the results of another run" in capsys.readouterr().err
 
 
 def test_an_interrupted_start_loads_no_torch_to_say_what_is_saved():
