@@ -147,7 +147,8 @@ def compute_quantile_interval(values: ArrayLike, quantile: float, confidence: fl
     if not 0 < quantile < 1:
         raise ValueError(f"quantile {quantile} is outside (0, 1); 0.5 is the median")
     n, tail = ordered.size, 0.5 - confidence / 2
-    shares = [math.comb(n, k) * quantile**k * (1 - quantile) ** (n - k) for k in range(n + 1)]
+    ways = [math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for k in range(n + 1)]  # too large as is
+    shares = [math.exp(log + k * math.log(quantile) + (n - k) * math.log1p(-quantile)) for k, log in enumerate(ways)]
     cumulative = list(itertools.accumulate(shares))
     low = next((k for k, p in enumerate(cumulative) if p > tail), n)
     high = next((k for k, p in enumerate(cumulative) if p >= 1 - tail), n)

@@ -122,6 +122,13 @@ def test_quantile_interval_by_hand():
     assert compute_quantile_interval([3.0], 0.75) == (3.0, 3.0)
 
 
+def test_quantile_interval_of_thousands_of_values():
+    """The number of ways to choose 500 of 1,030 is no float; a check of a fast model has as many latencies."""
+    low, high = compute_quantile_interval(range(4000), 0.99)
+    spread = 1.96 * (4000 * 0.99 * 0.01) ** 0.5  # of the normal approximation
+    assert (low, high) == (pytest.approx(3960 - spread, abs=2), pytest.approx(3960 + spread, abs=2))
+
+
 @pytest.mark.parametrize(("n", "quantile"), [(6, 0.5), (13, 0.75), (40, 0.75)])
 def test_coverage_of_quantile_intervals(n, quantile):
     """2,000 runs; ranks are whole numbers, so the interval covers at least what is asked for."""
