@@ -8,6 +8,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -34,28 +35,28 @@ def find_postgresql() -> Path | None:
 
 
 @pytest.fixture(scope="module")
-def postgresql(tmp_path_factory):
-    """A PostgreSQL of our own, reached through a socket in its folder only."""
+def postgresql():
+    """A PostgreSQL of our own, reached through a socket in its folder only.
+
+    The folder is none of pytest's: another session of pytest that begins takes others' rights on these away.
+    """
     programs = find_postgresql()
     if programs is None:
         pytest.skip("PostgreSQL is not installed")
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    folder = tmp_path_factory.mktemp("pg")
     as_user = {}
-    if os.geteuid() == 0:  # it refuses to run as root
-        user = pwd.getpwnam("postgres")
-        as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        for place in (folder, *folder.parents):
-            if place != Path("/tmp") and os.stat(place).st_uid == 0 and place != Path("/"):
-                place.chmod(0o755)
-        shutil.chown(folder, user.pw_uid, user.pw_gid)
-    data = folder / "data"
-    run = {"check": True, "capture_output": True, "cwd": folder, **as_user}
-    subprocess.run([programs / "initdb", "-D", data, "-A", "trust", "-U", "lab", "--no-sync"], **run)
-    options = f"-k {folder} -c listen_addresses='' -c fsync=off"
-    subprocess.run([programs / "pg_ctl", "-D", data, "-w", "-l", folder / "log", "-o", options, "start"], **run)
-    yield f"postgresql://lab@/postgres?host={folder}"
-    subprocess.run([programs / "pg_ctl", "-D", data, "-m", "immediate", "stop"], **run)
+    with tempfile.TemporaryDirectory(prefix="fulltilt-pg-") as folder:
+        if os.geteuid() == 0:  # it refuses to run as root
+            user = pwd.getpwnam("postgres")
+            as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            shutil.chown(folder, user.pw_uid, user.pw_gid)
+        data, log = Path(folder, "data"), Path(folder, "log")
+        run = {"check": True, "capture_output": True, "cwd": folder, **as_user}
+        subprocess.run([programs / "initdb", "-D", data, "-A", "trust", "-U", "lab", "--no-sync"], **run)
+        options = f"-k {folder} -c listen_addresses='' -c fsync=off"
+        subprocess.run([programs / "pg_ctl", "-D", data, "-w", "-l", log, "-o", options, "start"], **run)
+        yield f"postgresql://lab@/postgres?host={folder}"
+        subprocess.run([programs / "pg_ctl", "-D", data, "-m", "immediate", "stop"], **run)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql", "memory"])

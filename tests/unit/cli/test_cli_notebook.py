@@ -80,5 +80,5 @@ def test_a_result_is_three_lines_and_in_a_notebook_the_first_part_of_its_page():
     other = dataclasses.replace(ROW, id="t2", plan=PLAN.replace(compile=True))
     result = dataclasses.replace(result, picks=dataclasses.replace(result.picks, unproven=Pick(trial=other, rule="")))
     verdict, plan, _ = repr(result).splitlines()
-    assert verdict.startswith("Keep your settings")
+    assert verdict.startswith("No result yet, keep your settings")
     assert plan.startswith("other t2: "), "beside that it passed for the plan to keep"
