@@ -20,7 +20,7 @@ def test_killed_at_random_nothing_is_lost_or_counts_twice_or_lives_twice(tmp_pat
     (tmp_path / "real").mkdir()
     torment = Torment(tmp_path / "real" / "lab", TTL_S, N_DEVICES)
     try:
-        torment.run({torment.kill_server: 0.4, torment.kill_part: 0.6}, seconds=SECONDS, least=N_KILLS)
+        torment.run({torment.kill_server: 0.25, torment.kill_part: 0.75}, seconds=SECONDS, least=N_KILLS)
     finally:
         torment.end()
     print(dict(torment.done), f"{torment.n_experiments} experiments")

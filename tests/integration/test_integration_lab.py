@@ -316,7 +316,7 @@ def test_killed_at_any_moment_with_real_trainings(tmp_path):
         lambda folder: lab_command("submit", "--local", CONFIGS / "parallel_grid.yaml", "epochs=2", folder=folder),
         lambda n: tmp_path / f"lab{n}",
         seed,
-        n_kills=8,
+        n_kills=5,
         longest_s=15.0,
     )
 
