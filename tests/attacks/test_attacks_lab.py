@@ -249,7 +249,7 @@ def test_a05_no_part_of_the_lab_writes_a_token_where_servers_and_logs_see_it():
 
 # A6: names that lead elsewhere
 
-NAMES = ["..", "../canary.txt", "../../canary.txt", "/etc/passwd", "//proc/self/root/etc/passwd", "..\\canary.txt"]
+NAMES = ["..", "../canary.txt", "../../canary.txt", "/etc/passwd", "//proc/self/cwd/canary.txt", "..\\canary.txt"]
 NAMES += ["%2e%2e%2fcanary.txt", "canary.txt\0", "#", "?", "a" * 5000]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_actions(actions: Any) -> tuple[list[argparse.ArgumentParser], list[argparse.ArgumentParser]]:
-    """Add the parsers of these actions → those that speak with a lab, and those that work on its folder."""
+    """Add the parsers of these actions → those that ask a lab, and those that work on its folder."""
     tokens = actions.add_parser("token", help="make, list and remove tokens for others").add_subparsers(
         dest="token_action", metavar="ACTION", required=True
     )

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _choose_folder(args: argparse.Namespace, config: Config) -> tuple[Path, str | None]:
-    """Choose the first folder whose pre-training is this one, or has not begun; say where that is not the usual one."""
+    """Choose the first folder whose pre-training is this one, or has not begun."""
     from fulltilt.engine.loop.opening import find_run_folders
 
     usual = Path("runs") / "contrastive" / config.run_name

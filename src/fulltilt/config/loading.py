@@ -134,7 +134,7 @@ class _Points:
         self._known: dict[tuple[str, str], tuple[Any, Any]] = {}  # key, value as text → validated, and as plain data
 
     def check(self) -> list[ConfigError]:
-        """Return the problems of the first point, and of every further value of every axis: a sum, not the product."""
+        """Return the problems of the first point, and of each further value of each axis."""
         first = [grid.values[0] for grid, _ in self.axes]
         points = [first]
         for index, (grid, _) in enumerate(self.axes):
@@ -164,7 +164,7 @@ class _Points:
         return problems
 
     def _tell(self, chosen: Sequence[Any]) -> set[tuple[str, str]]:
-        """Return each key of the file with its value at a point as text, which tells 1 from 1.0 and true."""
+        """Return each key of the file with its value at a point, as text. So 1, 1.0 and true differ."""
         values = {key: setting.value for key, setting in self._settings.items()}
         for (_, keys), value in zip(self.axes, chosen, strict=True):
             values |= dict.fromkeys(keys, value)

@@ -1,4 +1,4 @@
-"""Open files below a folder by their names: no link on the way leads out of it, and nothing but a file is opened."""
+"""Open files below a folder by their names. No link on the way is followed, and nothing but a file is opened."""
 
 import errno
 import os

@@ -109,7 +109,7 @@ class Coordinator:
         ]
 
     def end_all(self, *, is_urgent: bool) -> None:
-        """Ask every live attempt of our engines to save and end, or end it at once; it is queued again."""
+        """Ask every live attempt of our engines to save and end, or end it at once. It is queued again."""
         for experiment in self._lab.store.read_experiments(states=LIVE):
             if experiment.engine in self._executors:
                 self._executors[experiment.engine].cancel(experiment, is_urgent=is_urgent)

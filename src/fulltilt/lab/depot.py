@@ -81,7 +81,7 @@ class Depot:
 
     @contextlib.contextmanager
     def receive(self, digest: str) -> Iterator[Callable[[bytes], None]]:
-        """Give the block a function that takes the pieces of a file; it is stored when the block ends well.
+        """Give the block a function that takes the pieces of a file. The file is stored when the block ends well.
 
         Raises:
             StorageError: as for ``put_pieces``.

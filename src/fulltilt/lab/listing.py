@@ -98,7 +98,7 @@ def read_metrics(lab: Path, experiment: Experiment) -> Mapping[str, float]:
 
 
 def read_numbers(line: bytes, key: str) -> dict[str, float]:
-    """Return the finite numbers of a mapping in a line of an event log; what a runner sends may be anything."""
+    """Return the finite numbers of a mapping in a line of an event log. What a runner sends may be anything."""
     try:
         found = json.loads(line)[key]
         numbers = {str(name): value for name, value in found.items() if isinstance(value, int | float)}

@@ -31,7 +31,7 @@ def submit(
     code: Code | None = None,
     rooms: Sequence[Room] = (),
 ) -> tuple[Grid, list[str], int]:
-    """Queue what is missing of a configuration's grid → the grid, the ids of all its points, how many are new.
+    """Queue what is missing of a grid → the grid, the ids of all points, how many are new.
 
     Args:
         source: The file it was read from; with the values it is what an experiment is known by.

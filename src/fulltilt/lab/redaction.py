@@ -1,4 +1,4 @@
-"""Hide secrets in what is shown of an experiment: by the name of their key, as part of a URL, by a well-known shape."""
+"""Hide secrets in what is shown of an experiment: by key, in URLs, and by well-known shape."""
 
 import functools
 import re
@@ -21,7 +21,7 @@ _SHAPE = re.compile(
 
 
 def redact(value: Any, key: str = "") -> Any:
-    """Return a value as it may be shown to whoever may read; mappings and lists with all that is in them."""
+    """Return a value as readers may see it, mappings and lists with all that is in them."""
     if isinstance(value, Mapping):
         return {name: redact(inner, str(name)) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Keep a log of what a server does, for programs: ``server.log`` in the lab's folder, a JSON object a line.
+"""Keep a log of what a server does, for programs. It is ``server.log``, a JSON object a line.
 
 A line has time, level, event, mostly experiment and attempt, and a message. No token is ever part of one.
 """

@@ -62,7 +62,7 @@ def _read(lab: Lab, attempt: Attempt) -> Experiment:
 
 
 def _advance(lab: Lab, experiment: Experiment, end: End) -> str:
-    """Take the arrow that an end leads to, and return the state; a result without files needs no second step."""
+    """Take the arrow that an end leads to, and return the state. A result without files needs no second step."""
     attempt = experiment.newest
     sequel = choose_sequel(end.outcome, wish=experiment.wish, n_lost=experiment.n_lost, draw=random.random())
     is_wished = sequel.arrow in ("end", "park")

@@ -118,7 +118,7 @@ def _list_files(root: Path) -> Iterator[Path]:
 
 
 def _is_in_lab(folder: Path, root: Path, known: dict[Path, bool]) -> bool:
-    """Return whether a folder lies in a lab: what is in there is results, and the address with the owner's token."""
+    """Return whether a folder lies in a lab. There are results, and the owner's token."""
     if folder not in known:
         is_lab = (folder / ".lock").exists() and (folder / "token").exists()
         known[folder] = is_lab or (folder != root and _is_in_lab(folder.parent, root, known))

@@ -123,7 +123,7 @@ def require_ray() -> None:
 
 
 def read_versions() -> dict[str, str]:
-    """Return the versions that have to be the same on all machines of a lab; what is not installed is left out."""
+    """Return the versions that have to be the same on all machines of a lab. What is not installed is left out."""
     found = {"fulltilt": __version__, "python": platform.python_version()}
     found |= {name: read_package_version(name) or "" for name in ("torch", "ray")}
     return {name: version for name, version in found.items() if version}

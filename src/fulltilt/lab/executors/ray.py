@@ -156,7 +156,7 @@ class RayExecutor:
         return "alive"
 
     def _was_sent_here(self, experiment: Experiment) -> bool:
-        """Return whether no earlier head can have got the order: one that died has left no word of its jobs."""
+        """Return whether no earlier head can have got the order. One that died has left no word of its jobs."""
         assert self._head is not None
         if experiment.ref is not None:
             return experiment.ref.startswith(f"{self._head.mark}/")

@@ -1,4 +1,4 @@
-"""Be one machine of a lab's cluster: join it, say what the sensors read, and leave with nothing left behind."""
+"""Join a lab's cluster as one machine, say what its sensors read, and leave nothing behind."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ GUARD = b"fulltilt.lab.runner.guard"
 
 
 def build_simulated_slots(n: int) -> list[Slot]:
-    """Build what stands in for GPUs where a cluster is tried out: each trains on a share of the CPU."""
+    """Build what stands in for GPUs where a cluster is tried out. Each trains on a share of the CPU."""
     return [dataclasses.replace(slot, name=f"simulated:{k}") for k, slot in enumerate(build_cpu_slots(range(n)))]
 
 

@@ -45,7 +45,7 @@ _ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.i
 
 
 def read_or_make_token(lab: Path) -> str:
-    """Return the token of the lab's owner, from a file that only they can read; the first call makes it.
+    """Return the token of the lab's owner, from a file that only they can read. The first call makes it.
 
     Raises:
         UsageError: others can read it too.
@@ -89,7 +89,7 @@ def find_role(request: Request, token: str) -> str | None:
 
 
 class Patience:
-    """Counts wrong tokens of each address, and asks for a pause when there are many: a guess must not be cheap."""
+    """Counts wrong tokens of each address, and asks for a pause when there are many."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock, self._failed_s = clock, dict[str, collections.deque[float]]()

@@ -79,7 +79,7 @@ def _build_handler(status: int) -> Callable[[Request, Exception], JSONResponse]:
 
 
 async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    """Say what is wrong with a request, and nothing of what it held: that may be a secret, or what no JSON can hold."""
+    """Say what is wrong with a request, and nothing of what it held, which may be a secret."""
     assert isinstance(error, RequestValidationError)
     problems = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:MOST_PROBLEMS]]
     return JSONResponse({"error": "; ".join(problems).encode(errors="replace").decode()[:MOST_SAID]}, 422)

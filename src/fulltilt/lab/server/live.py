@@ -19,7 +19,7 @@ MOST_LISTENERS = 200
 
 
 def read_mark(request: Request, experiment: str | None = None) -> str:
-    """Return what changes whenever the lab does, or one experiment of it; a page says from which mark on it is told."""
+    """Return what changes whenever the lab does, or one experiment of it. A page is told from its mark on."""
     lab: Lab = request.app.state.lab
     if experiment is None:
         newest = lab.store.read_last_event()

@@ -1,4 +1,4 @@
-"""Show what a training has logged so far: its curves, the parts of a step, what it runs on, its files."""
+"""Show what a training has logged: curves, the parts of a step, its machine, its files."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def read_run(lab: Lab, id: str, n_attempts: int) -> TrainingRun | None:
 
 
 def read_phases(lab: Lab, attempt: Attempt) -> tuple[dict[str, float], int]:
-    """Return the mean milliseconds of each part of a step, and the number of logged steps that it is the mean of."""
+    """Return the mean milliseconds of each part of a step, and how many steps were logged."""
     try:
         with open_stream(lab.folder, attempt, "events.jsonl") as stream:
             stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))

@@ -276,7 +276,7 @@ class Proof:
         return [names for names, less in self._without.items() if not self._is_worth(self.winner, less)]
 
     def _list_clear(self) -> list[tuple[str, ...]]:
-        """List the changes that won each group by far: shown or not, a part of the winner has to have them."""
+        """List the changes that won each group by far. A part of the winner has to have them, shown or not."""
         leads = {names: self.evidence.list_log_ratios(less, self.winner) for names, less in self._without.items()}
         return [names for names, each in leads.items() if each and min(each) > math.log1p(AHEAD_PCT / 100)]
 
