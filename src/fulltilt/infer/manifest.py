@@ -1,0 +1,109 @@
+"""Define what an artefact says of itself: its inputs, how it was built, how it batches and what it promises."""
+
+import dataclasses
+from typing import Any
+
+from fulltilt.records import VERSION
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class InputSpec:
+    """One input of the model, without the batch dimension.
+
+    Attributes:
+        dtype: Of numpy: "float32", "int64".
+        shape: None stands for the length, which differs between samples; only the first dimension can.
+        pad: What fills a shorter sample of a batch.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    pad: float = 0.0
+
+    @property
+    def varies(self) -> bool:
+        return None in self.shape
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """How waiting requests are put together, whenever the model is free.
+
+    Attributes:
+        max_batch: Samples of a batch.
+        max_tokens: Samples times the longest length of a batch, padding included; None: no bound.
+        length_multiple: Lengths are padded up to a multiple of this, so that few shapes occur.
+    """
+
+    max_batch: int = 1
+    max_tokens: int | None = None
+    length_multiple: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Promise:
+    """What was accepted live: under this load the stated share of responses was within the limit.
+
+    Attributes:
+        quantile: 0.99 for p99.
+        n_responses: How many it took to accept.
+    """
+
+    requests_per_s: float
+    quantile: float
+    limit_s: float
+    measured_s: float
+    n_responses: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Accuracy:
+    """How the outputs differ from those of the same model in eager fp32, over real samples and boundary lengths.
+
+    Attributes:
+        sqnr_db: Power of the outputs over power of the error; infinite where they are equal.
+        changed_labels_pct: Samples whose largest output is another; None where outputs are no scores of classes.
+        metric: Name of the workload's metric; None: it has none.
+        metric_drop_ci95: Interval of what the metric lost, over pairs of samples.
+    """
+
+    sqnr_db: float
+    max_abs_error: float
+    n_samples: int
+    changed_labels_pct: float | None = None
+    metric: str | None = None
+    metric_fp32: float | None = None
+    metric_here: float | None = None
+    metric_drop_ci95: tuple[float, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """Describes an artefact.
+
+    Attributes:
+        plan: Levers of inference by name, all of them.
+        max_length: Longest sample that was declared; None where no input varies.
+        joins: "pad": by ``joining``; "workload": only the workload's own ``collate`` joins samples, through torch.
+        built_with: Versions of what built it: python, torch, onnxruntime.
+        cpu: Instruction set that it was built on, "AVX2".
+        files: Name → SHA-256, of all files but the manifest.
+        config: Values, base folder and provenance of the configuration, as ``config_from_values`` takes them.
+    """
+
+    version: int = VERSION
+    name: str
+    plan: dict[str, Any]
+    device: str
+    inputs: tuple[InputSpec, ...]
+    max_length: int | None
+    joins: str = "pad"
+    policy: Policy = Policy()
+    promise: Promise | None = None
+    accuracy: Accuracy | None = None
+    built_with: dict[str, str]
+    cpu: str
+    n_parameters: int
+    files: dict[str, str]
+    config: dict[str, Any]
