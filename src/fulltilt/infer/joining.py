@@ -24,9 +24,13 @@ def join_samples(samples: Sequence[Sample], inputs: Sequence[InputSpec], length_
     return tuple(_stack([sample[i] for sample in samples], spec, padded) for i, spec in enumerate(inputs))
 
 
-def split_outputs(outputs: Sample, n_samples: int) -> list[Sample]:
-    """Split outputs, batch first, into those of each sample."""
-    return [tuple(array[i] for array in outputs) for i in range(n_samples)]
+def split_outputs(outputs: Sample, lengths: Sequence[int], outputs_vary: Sequence[bool]) -> list[Sample]:
+    """Split outputs, batch first, into those of each sample; what padding added to those that vary is cut off."""
+    pairs = tuple(zip(outputs, outputs_vary, strict=True))
+    return [
+        tuple(array[row, :length] if varies else array[row] for array, varies in pairs)
+        for row, length in enumerate(lengths)
+    ]
 
 
 def _stack(arrays: Sequence[Array], spec: InputSpec, length: int) -> Array:

@@ -62,7 +62,7 @@ class Accuracy:
     """How the outputs differ from those of the same model in eager fp32, over real samples and boundary lengths.
 
     Attributes:
-        sqnr_db: Power of the outputs over power of the error; infinite where they are equal.
+        sqnr_db: Power of the outputs over power of the error, 200 at most (where they are equal).
         changed_labels_pct: Samples whose largest output is another; None where outputs are no scores of classes.
         metric: Name of the workload's metric; None: it has none.
         metric_drop_ci95: Interval of what the metric lost, over pairs of samples.
@@ -85,7 +85,10 @@ class Manifest:
     Attributes:
         plan: Levers of inference by name, all of them.
         max_length: Longest sample that was declared; None where no input varies.
-        joins: "pad": by ``joining``; "workload": only the workload's own ``collate`` joins samples, through torch.
+        joins: "pad": samples share a batch by ``joining``; "alone": a sample is a batch of its own, because joining does
+            not reproduce the workload's own ``collate``, or answers depend on padding.
+        outputs_vary: For each output, whether its first dimension behind the batch is the length.
+        takes_mapping: The model is called with one mapping of its inputs by name, not with the inputs as arguments.
         built_with: Versions of what built it: python, torch, onnxruntime.
         cpu: Instruction set that it was built on, "AVX2".
         files: Name → SHA-256, of all files but the manifest.
@@ -99,6 +102,8 @@ class Manifest:
     inputs: tuple[InputSpec, ...]
     max_length: int | None
     joins: str = "pad"
+    outputs_vary: tuple[bool, ...] = ()
+    takes_mapping: bool = False
     policy: Policy = Policy()
     promise: Promise | None = None
     accuracy: Accuracy | None = None

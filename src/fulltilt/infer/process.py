@@ -27,11 +27,13 @@ def run_measuring(
     log_path: Path,
     on_progress: Callable[[int, int], None],
     environment: Mapping[str, str] | None = None,
+    body: str = BODY,
 ) -> dict[str, Any]:
     """Run ``request`` in a process of its own and return what it measured. The process is gone when this returns.
 
     Args:
         environment: Variables that it has beside those of this process.
+        body: ``module:function`` that takes (request, send) and ends with ``send({"measured": …})``.
 
     Raises:
         UsageError: the configuration cannot be measured.
@@ -47,7 +49,7 @@ def run_measuring(
         answers, sender = os.pipe()
         with os.fdopen(answers) as lines:
             process = subprocess.Popen(
-                [sys.executable, "-m", "fulltilt.infer.process", str(file), str(sender), scratch],
+                [sys.executable, "-m", "fulltilt.infer.process", str(file), str(sender), scratch, body],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -98,14 +100,14 @@ def build_error(failure: Mapping[str, str], exit_code: int, log_path: Path, n_oo
 
 
 def main() -> int:
-    """Run the request of a file. Arguments: the file, the file descriptor for answers, a scratch folder."""
+    """Run the request of a file. Arguments: the file, the file descriptor for answers, a scratch folder, the body."""
     set_death_signal(signal.SIGKILL)
-    file, answers, scratch = sys.argv[1:]
+    file, answers, scratch, body = sys.argv[1:]
     if (
         os.getppid() != json.loads(Path(file).read_text())["parent_pid"]
     ):  # the parent ended before the death signal was set
         return 1
-    return serve_request(os.open(file, os.O_RDONLY), int(answers), scratch=scratch, body=BODY)
+    return serve_request(os.open(file, os.O_RDONLY), int(answers), scratch=scratch, body=body)
 
 
 if __name__ == "__main__":
