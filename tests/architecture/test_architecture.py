@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fulltilt"
 TORCH_FREE = [
     *("errors", "records", "stats", "levers", "config", "hardware", "listeners", "report", "tuner", "cli"),
-    *("attach", "doctor", "infer", "lab"),
+    *("attach", "doctor", "infer", "lab", "web"),
 ]
 
 

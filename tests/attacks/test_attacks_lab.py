@@ -41,17 +41,20 @@ from fulltilt.lab.export import write_csv
 from fulltilt.lab.redaction import HIDDEN, redact
 from fulltilt.lab.runner.link import Link, UnreachableError
 from fulltilt.lab.runner.order import Order
-from fulltilt.lab.server import live, patience
-from fulltilt.lab.server.access import COOKIE, HEADERS, MOST_FAILURES, ROLES, read_or_make_token
+from fulltilt.lab.server import live
+from fulltilt.lab.server.access import COOKIE, MOST_FAILURES, ROLES
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.server.bodies import MOST_BODY_BYTES
 from fulltilt.lab.serving import find_server, open_lab, serve
 from fulltilt.lab.snapshot import unpack_code
 from fulltilt.lab.states import OVER
 from fulltilt.records.run_folder import hold_folder
+from fulltilt.web import patience
+from fulltilt.web.gate import HEADERS, read_or_make_token
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "src" / "fulltilt" / "lab"
+WEB = ROOT / "src" / "fulltilt" / "web" / "static"
 STAND_IN = ROOT / "tests" / "unit" / "lab" / "run_stand_in_server.py"
 OPEN = {"/healthz", "/login", "/static/{name:path}"}
 CANARY = b"THE-CANARY-OF-THE-HOST"
@@ -1204,7 +1207,7 @@ def test_a23_every_answer_forbids_frames_sniffing_and_scripts_from_elsewhere(att
 
 
 def test_a24_every_file_of_others_has_its_version_its_licence_and_its_digest():
-    vendor = LAB / "server" / "static" / "vendor"
+    vendor = WEB / "vendor"
     manifest, licences = json.loads((vendor / "manifest.json").read_text()), (vendor / "LICENSES.txt").read_text()
     assert set(manifest) == {path.name for path in vendor.iterdir()} - {"manifest.json", "LICENSES.txt"}
     for name, entry in manifest.items():
@@ -1214,11 +1217,11 @@ def test_a24_every_file_of_others_has_its_version_its_licence_and_its_digest():
 
 
 def test_a24_no_page_refers_to_another_host_and_what_has_known_holes_is_not_installed():
-    static = LAB / "server" / "static"
-    for path in [*(LAB / "server" / "templates").iterdir(), static / "lab.js", static / "lab.css"]:
+    own = LAB / "server" / "static" / "lab.js"
+    for path in [*(LAB / "server" / "templates").iterdir(), own, WEB / "pages.css"]:
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # a name, which nobody looks up
         assert not re.search(r"(https?:)?//[a-z0-9.-]+\.[a-z]{2,}", text), path
-    for path in static.rglob("*.css"):
+    for path in WEB.rglob("*.css"):
         assert not re.search(r"@import|url\(\s*[\"']?(https?:)?//", path.read_text()), path
     import fastapi
     import starlette

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from fulltilt.cli._listening import read_tls
 from fulltilt.cli._shared import build_console, print_result
 from fulltilt.engine.interrupt import catch_signals
 from fulltilt.errors import UsageError
@@ -20,10 +21,10 @@ from fulltilt.lab.executors.local import LocalExecutor
 from fulltilt.lab.executors.ray import RayExecutor
 from fulltilt.lab.lab import RUNNER_LOGS
 from fulltilt.lab.scheduling.order import Room
-from fulltilt.lab.server.app import LOOPBACK
-from fulltilt.lab.serving import Tls, open_lab, serve
+from fulltilt.lab.serving import open_lab, serve
 from fulltilt.lab.states import LIVE
 from fulltilt.records.run_folder import hold_folder
+from fulltilt.web.listening import LOOPBACK
 
 TURN_S = 0.5
 
@@ -33,7 +34,7 @@ def run_serve(args: argparse.Namespace) -> int:
     (screen := logging.StreamHandler(sys.stderr)).setLevel(logging.WARNING)  # the rest goes to server.log
     logging.basicConfig(handlers=[screen], format="%(asctime)s %(name)s %(message)s")
     folder, console = Path(args.lab), build_console(is_screen=True)
-    tls = _read_tls(args)
+    tls = read_tls(args)
     engine = args.engine or ("ray" if _takes_machines(args) else "local")
     executors = ENGINES[engine](args, folder / RUNNER_LOGS)
     ray = next((executor for executor in executors if isinstance(executor, RayExecutor)), None)
@@ -93,23 +94,6 @@ def _takes_machines(args: argparse.Namespace) -> bool:
     """Return whether other machines may join unasked: where they did before, or where others reach the server."""
     is_reached = args.host not in LOOPBACK and importlib.util.find_spec("ray") is not None
     return is_reached or read_head(Path(args.lab)) is not None
-
-
-def _read_tls(args: argparse.Namespace) -> Tls | None:
-    """Return certificate and key. Off loopback there must be one, or the word that the network is trusted."""
-    if bool(args.tls_certificate) != bool(args.tls_key):
-        raise UsageError("--tls-certificate and --tls-key belong together; give both")
-    if args.tls_certificate:
-        for path in (args.tls_certificate, args.tls_key):
-            if not Path(path).is_file():
-                raise UsageError(f"{path} is no file; name the PEM files of a certificate and its key")
-        return Tls(certificate=Path(args.tls_certificate), key=Path(args.tls_key))
-    if args.host not in LOOPBACK and not args.insecure_lan:
-        raise UsageError(
-            f"at {args.host} tokens would cross the network unencrypted; give --tls-certificate and --tls-key, or "
-            "--insecure-lan where everybody on it is trusted"
-        )
-    return None
 
 
 def read_pool(text: str) -> str | list[int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._lab_keep import add_actions, run_backup, run_prune, run_restore, run_token
+from fulltilt.cli._listening import add_listening_arguments
 from fulltilt.cli._shared import add_config_arguments, build_console, print_result, write_json
 from fulltilt.errors import RunFolderError, StorageError, UsageError
 
@@ -51,14 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     submit.add_argument("--retry", action="store_true", help="try its failed and cancelled experiments again")
     submit.add_argument("--priority", type=int, default=0, metavar="N", help="higher ones start first (default 0)")
     serve = actions.add_parser("serve", help="run the queue of a lab until stopped, for commands and browsers")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
-    serve.add_argument("--port", type=int, default=8000, help="port to listen at (default 8000)")
-    serve.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="another name it is reached by"
-    )
-    serve.add_argument("--tls-certificate", metavar="FILE", help="PEM file; with --tls-key the server speaks HTTPS")
-    serve.add_argument("--tls-key", metavar="FILE", help="PEM file of the certificate's key")
-    serve.add_argument("--insecure-lan", action="store_true", help="tokens may cross a trusted network unencrypted")
+    add_listening_arguments(serve)
     serve.add_argument("--devices", default="auto", metavar="D", help="devices of this machine: auto, cpu, 0,1 or none")
     serve.add_argument(
         "--engine",

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import psutil
 import uvicorn
 from fastapi import FastAPI
 
@@ -28,17 +27,16 @@ from fulltilt.lab.lab import LOCAL, Lab
 from fulltilt.lab.records import Node
 from fulltilt.lab.runner.order import Order
 from fulltilt.lab.scheduling.leases import Leases, Term
-from fulltilt.lab.server.access import read_or_make_token
-from fulltilt.lab.server.app import LOOPBACK, build_app
-from fulltilt.lab.server.patience import PatientProtocol
+from fulltilt.lab.server.app import build_app
 from fulltilt.lab.server_log import keep_log, tell
 from fulltilt.lab.store import DATABASE, open_store
 from fulltilt.records.run_folder import write_atomic, write_secret
+from fulltilt.web.gate import read_or_make_token
+from fulltilt.web.listening import WILDCARDS, Tls, build_server, format_url, list_hosts, listen
 
 ADDRESS, PORT = "server.json", "port"  # the former in the lab's folder, while it is served
 DEPOT = "depot"
 STARTUP_S = 30.0
-WILDCARDS = ("0.0.0.0", "::")
 logger = logging.getLogger(__name__)
 
 
@@ -53,14 +51,6 @@ class Address:
     url: str
     token: str
     authority: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Tls:
-    """A certificate and its key, as PEM files."""
-
-    certificate: Path
-    key: Path
 
 
 @contextlib.contextmanager
@@ -111,13 +101,12 @@ def serve(
     token = read_or_make_token(lab.folder)
     with (
         keep_log(lab.folder),
-        contextlib.closing(_listen(host, port or _read_port(lab.folder))) as listener,
+        contextlib.closing(listen(host, port or _read_port(lab.folder))) as listener,
         contextlib.closing(RealNvml()) as nvml,
     ):
         reached = next(iter(names), "127.0.0.1" if host in WILDCARDS else host)
-        scheme = "http" if tls is None else "https"
         authority = None if tls is None else str(tls.certificate.resolve())
-        url = f"{scheme}://{_bracket(reached)}:{listener.getsockname()[1]}"
+        url = format_url(reached, listener.getsockname()[1], tls)
         address = Address(url=url, token=token, authority=authority)
 
         def write_order(secret: str, mark: str, node: str) -> Order:
@@ -133,18 +122,21 @@ def serve(
             )
 
         coordinator = Coordinator(lab, executors, write_order)
-        own = {each.address.partition("%")[0] for many in psutil.net_if_addrs().values() for each in many}
-        hosts = {*LOOPBACK, platform.node(), *names, *(own if host in WILDCARDS else {host})}
         sampler = Sampler(nvml, folder=lab.folder)
         ray = next((executor for executor in executors if isinstance(executor, RayExecutor)), None)
         app = build_app(
-            lab, token=token, hosts=hosts, read_rooms=coordinator.read_rooms, sampler=sampler, invite=ray and ray.invite
+            lab,
+            token=token,
+            hosts=list_hosts(host, names),
+            read_rooms=coordinator.read_rooms,
+            sampler=sampler,
+            invite=ray and ray.invite,
         )
         for place in (place for executor in executors if executor is not ray for place in executor.read_places()):
             is_own = place.node == platform.node()  # what another machine has installed is not known here
             boot, versions = (read_boot(), read_versions()) if is_own else ("", {})
             lab.store.meet_node(Node(name=place.node, boot=boot, versions=versions, devices=place.devices))
-        with _run(app, _build_server(app, tls), listener, coordinator, lab.folder / ADDRESS, address):
+        with _run(app, build_server(app, tls), listener, coordinator, lab.folder / ADDRESS, address):
             logger.info("fulltilt %s serves at %s", __version__, address.url, extra=tell("started", url=address.url))
             yield address, coordinator
         logger.info("the server has ended", extra=tell("ended"))
@@ -182,31 +174,6 @@ def _run(
         serving.join()
 
 
-def _build_server(app: FastAPI, tls: Tls | None) -> uvicorn.Server:
-    """Build the server of an application.
-
-    Raises:
-        UsageError: certificate and key cannot be used.
-    """
-    settings = uvicorn.Config(
-        app,
-        http=PatientProtocol,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=5,
-        ssl_certfile=tls and tls.certificate,
-        ssl_keyfile=tls and tls.key,
-    )
-    try:
-        settings.load()
-    except (OSError, ValueError) as error:
-        place = f"{tls.certificate} and {tls.key}" if tls else "the server's settings"
-        raise UsageError(f"{place} cannot be used ({error}); give the PEM files of a certificate and its key") from None
-    return uvicorn.Server(settings)
-
-
 def find_server(folder: Path) -> Address | None:
     """Return where the lab in a folder is served; None: nowhere, as far as its folder says."""
     try:
@@ -220,21 +187,6 @@ def read_boot() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return "unknown"
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio switches Nagle's algorithm off only where the protocol is named: every answer took 40 ms with it.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise UsageError(f"{host}:{port} cannot be used ({error.strerror}); give another --port or --host") from None
-    listener.listen(1024)
-    listener.set_inheritable(False)
-    return listener
 
 
 def _read_port(folder: Path) -> int:
@@ -251,10 +203,6 @@ def _read_port(folder: Path) -> int:
         port = trial.getsockname()[1]
     write_atomic(path, f"{port}\n")
     return port
-
-
-def _bracket(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _wait_for(is_done: Callable[[], bool]) -> None:

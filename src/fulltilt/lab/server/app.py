@@ -17,12 +17,13 @@ from fulltilt.lab.lab import Lab
 from fulltilt.lab.reception import FencedError
 from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.server import api, live, metrics, pages, runner_api, worker_api
-from fulltilt.lab.server.access import Gate, Patience, allow
+from fulltilt.lab.server.access import Patience, allow
 from fulltilt.lab.server.bodies import MOST_BODY_BYTES
 from fulltilt.lab.store import StaleAttemptError
+from fulltilt.web.gate import Gate
+from fulltilt.web.listening import LOOPBACK
 
 MOST_PROBLEMS, MOST_SAID = 10, 2000  # problems, characters
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def build_app(

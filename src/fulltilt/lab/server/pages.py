@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlencode
 
 import jinja2
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from markupsafe import Markup, escape
 
 from fulltilt.errors import ConfigError, FulltiltError
@@ -41,6 +41,7 @@ from fulltilt.report.charts import MAX_SERIES
 from fulltilt.report.readings import list_lines
 from fulltilt.report.training import TrainingRun
 from fulltilt.report.training_curves import build_curves
+from fulltilt.web.assets import answer_asset
 
 router = APIRouter()
 HERE = Path(__file__).parent
@@ -48,8 +49,6 @@ NAV = (("/", "Overview"), ("/queue", "Queue"), ("/machines", "Machines"), ("/sub
 ROWS = 100  # of a table on a page
 NEWEST = 10
 COOKIE_S = 30 * 24 * 3600
-ASSET = re.compile(r"[a-z0-9.-]+\.(css|js|txt)")
-TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
 EXAMPLE = "model: small_cnn\ndataset: digits\ntransform: normalize\nepochs: 3\nlr: [1e-3, 1e-2]\n"
 ACTIONS: dict[str, tuple[str, ...]] = {
     "cancel": ("queued", "backoff", "held", *LIVE),
@@ -262,13 +261,7 @@ def _submit(request: Request, token: Token, form: Mapping[str, list[str]]) -> HT
 
 @router.get("/static/{name:path}", dependencies=[Depends(allow("anyone"))])
 def read_asset(name: str) -> Response:
-    folder, _, file = name.rpartition("/")
-    if folder not in ("", "vendor") or not ASSET.fullmatch(file):
-        raise HTTPException(404, "there is no such file")
-    path = HERE.parents[1] / "report" / "page.css" if name == "charts.css" else HERE / "static" / folder / file
-    if not path.is_file():
-        raise HTTPException(404, "there is no such file")
-    return FileResponse(path, media_type=TYPES[path.suffix], headers={"Cache-Control": "max-age=3600"})
+    return answer_asset(name, own=HERE / "static")
 
 
 def _read_sensors(request: Request, node: str) -> Sequence[str]:
