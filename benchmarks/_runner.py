@@ -37,6 +37,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 NOT_CODE = "benchmarks/results"  # what one benchmark wrote does not make the next one's code another
 PEERS = ROOT / ".venv-peers"
 PEERS_OF_DATA = PEERS / "data_path"
+PEERS_OF_SERVING = ("litserve",)
 PEERS_OF_TRAINING = ("lightning", "accelerate", "pytorch-autotune", "optuna", "pandas")
 PEERS_OF_TESTS = ("transformers", "pytest", "pytest-timeout", "hypothesis")
 TESTS_WITH_PEERS = (
@@ -45,7 +46,7 @@ TESTS_WITH_PEERS = (
 )  # fmt: skip
 PACKAGES = (
     "fulltilt", "torch", "lightning", "accelerate", "pytorch-autotune", "optuna", "timm", "torchvision", "spdl",
-    "litdata", "h5py", "numpy", "pandas",
+    "litdata", "h5py", "numpy", "pandas", "fastapi", "litserve", "starlette", "uvicorn",
 )  # fmt: skip
 
 
@@ -163,7 +164,7 @@ def build_peers_environment() -> None:
     subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
     pip = [PEERS / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints-bench.txt"]
     subprocess.run([*pip, "torch"], check=True)
-    subprocess.run([*pip, *PEERS_OF_TRAINING, "-e", f"{ROOT}[digits,export]"], check=True)
+    subprocess.run([*pip, *PEERS_OF_TRAINING, *PEERS_OF_SERVING, "-e", f"{ROOT}[digits,export]"], check=True)
     subprocess.run([*pip, *PEERS_OF_TESTS, "-e", f"{ROOT}[mlflow,wandb]"], check=True)
     subprocess.run([*pip, "spdl", "spdl-io", "boto3", "obstore", "requests", "tifffile"], check=True)
     # Apart: libraries that find a torchvision import it, and beside a CPU's torch that fails without help.

@@ -1,11 +1,11 @@
-"""``fulltilt infer``: targets checked, the fastest safe way searched, served, loaded and verified; one file an action."""
+"""``fulltilt infer``: targets checked, the fastest way searched, served, loaded and verified; one file an action."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 
-ACTIONS = ("check",)
+ACTIONS = ("check", "serve")
 """Each is a module ``_infer_NAME`` with HELP, DESCRIPTION, add_arguments(parser) and run(args)."""
 
 

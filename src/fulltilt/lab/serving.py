@@ -32,7 +32,7 @@ from fulltilt.lab.server_log import keep_log, tell
 from fulltilt.lab.store import DATABASE, open_store
 from fulltilt.records.run_folder import write_atomic, write_secret
 from fulltilt.web.gate import read_or_make_token
-from fulltilt.web.listening import WILDCARDS, Tls, build_server, format_url, list_hosts, listen
+from fulltilt.web.listening import WILDCARDS, Tls, build_settings, format_url, list_hosts, listen
 
 ADDRESS, PORT = "server.json", "port"  # the former in the lab's folder, while it is served
 DEPOT = "depot"
@@ -136,7 +136,7 @@ def serve(
             is_own = place.node == platform.node()  # what another machine has installed is not known here
             boot, versions = (read_boot(), read_versions()) if is_own else ("", {})
             lab.store.meet_node(Node(name=place.node, boot=boot, versions=versions, devices=place.devices))
-        with _run(app, build_server(app, tls), listener, coordinator, lab.folder / ADDRESS, address):
+        with _run(app, uvicorn.Server(build_settings(app, tls)), listener, coordinator, lab.folder / ADDRESS, address):
             logger.info("fulltilt %s serves at %s", __version__, address.url, extra=tell("started", url=address.url))
             yield address, coordinator
         logger.info("the server has ended", extra=tell("ended"))

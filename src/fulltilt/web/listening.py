@@ -50,10 +50,12 @@ def format_url(host: str, port: int, tls: Tls | None = None) -> str:
     return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def build_server(
-    app: ASGIApp, tls: Tls | None, *, kind: type[uvicorn.Server] = uvicorn.Server, grace_s: int = 5
-) -> uvicorn.Server:
-    """Build the server of an application.
+def build_settings(app: ASGIApp, tls: Tls | None, *, grace_s: int = 5, keep_alive_s: int = 5) -> uvicorn.Config:
+    """Build the settings of a server.
+
+    Args:
+        grace_s: For requests that run when it ends.
+        keep_alive_s: For the next request of a connection.
 
     Raises:
         UsageError: certificate and key cannot be used.
@@ -66,6 +68,7 @@ def build_server(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=grace_s,
+        timeout_keep_alive=keep_alive_s,
         ssl_certfile=tls and tls.certificate,
         ssl_keyfile=tls and tls.key,
     )
@@ -74,4 +77,4 @@ def build_server(
     except (OSError, ValueError) as error:
         place = f"{tls.certificate} and {tls.key}" if tls else "the server's settings"
         raise UsageError(f"{place} cannot be used ({error}); give the PEM files of a certificate and its key") from None
-    return kind(settings)
+    return settings

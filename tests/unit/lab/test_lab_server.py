@@ -18,8 +18,9 @@ from fulltilt.lab.server.api import LOG_BYTES
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.server.metrics import MOST_OWNERS, OTHERS
 from fulltilt.lab.server_log import LOG, keep_log
-from fulltilt.lab.serving import _listen, open_lab
+from fulltilt.lab.serving import open_lab
 from fulltilt.lab.store import StaleAttemptError
+from fulltilt.web.listening import listen
 
 OWNER = "the owner's token"
 
@@ -114,7 +115,7 @@ def test_no_answer_waits_for_the_one_before_to_be_acknowledged():
             said.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listener = _listen("127.0.0.1", 0)
+        listener = listen("127.0.0.1", 0)
         async with await asyncio.start_server(answer, sock=listener):
             reader, writer = await asyncio.open_connection(*listener.getsockname())
             await reader.read()

@@ -1,0 +1,180 @@
+"""``fulltilt infer serve``: serve an artefact, or a configuration in eager as it is, until a signal comes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fulltilt.cli._listening import add_listening_arguments, read_tls
+from fulltilt.cli._shared import (
+    add_workload_arguments,
+    build_console,
+    check_at_least,
+    list_train_words,
+    print_result,
+    read_config,
+    resolve_config_argument,
+)
+from fulltilt.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fulltilt.infer.serve.service import Settings
+
+HELP = "serve an artefact, or a configuration as it is, over HTTP: batches, cache, limits, metrics, a page"
+DESCRIPTION = (
+    "POST /v1/predict answers samples; waiting ones share batches by length. A full line refuses with 429, a signal "
+    "lets the service answer what it has and end. A configuration is served in eager, its task trained once and kept."
+)
+MANIFEST = "manifest.json"
+NEEDED = ("fastapi", "jinja2", "prometheus_client", "uvicorn")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_workload_arguments(parser, metavar="ARTEFACT|CONFIG")
+    parser.add_argument("--weights", metavar="RUN_DIR", help="of a CONFIG: the newest checkpoint of this training")
+    add_listening_arguments(parser)
+    parser.add_argument("--out", metavar="DIR", help="for cache, token, a CONFIG's model (default runs/infer/NAME)")
+    parser.add_argument("--cache-mib", type=int, default=64, metavar="N", help="memory for answers (64; 0: no cache)")
+    parser.add_argument("--cache-dir", metavar="DIR", help="where answers outlive the server (default --out)")
+    parser.add_argument("--cache-disk-mib", type=int, default=1024, metavar="N", help="their size there (1024)")
+    parser.add_argument("--cache-expiry", default="24h", metavar="24h", help="how long an answer is kept (default 24h)")
+    parser.add_argument("--queue", type=int, default=256, metavar="N", help="samples that may wait (default 256)")
+    parser.add_argument("--deadline-ms", type=int, metavar="N", help="of requests without X-Deadline-Ms (default none)")
+    parser.add_argument("--threads", type=int, metavar="N", help="of a replica (default what its plan says)")
+    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="models beside each other (default 1)")
+    parser.add_argument("--most-replicas", type=int, metavar="N", help="with ray: as many where requests wait")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="this process, or Ray Serve")
+
+
+def run(args: argparse.Namespace) -> int:
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"serving needs {', '.join(missing)}, which is not installed; pip install 'fulltilt[infer]'")
+    for flag, least in {"--queue": 1, "--replicas": 1, "--threads": 1, "--deadline-ms": 1, "--cache-mib": 0}.items():
+        check_at_least(args, flag, least)
+    if args.most_replicas is not None and args.engine != "ray":
+        raise UsageError("--most-replicas needs --engine ray, which starts replicas where requests wait")
+    source, aside = resolve_config_argument(args), build_console(to_stderr=True)
+    tls = read_tls(args)
+    folder, out_dir = _find_artefact(args, source, aside)
+    settings = _read_settings(args, out_dir)
+    token = _read_token(args, out_dir)
+    console = build_console(is_screen=True)
+
+    def tell_start(url: str) -> None:
+        _print_start(console, folder, url, token and out_dir / "token")
+
+    if args.engine == "ray":
+        return _run_on_ray(args, folder, settings, token, console, tell_start)
+    from fulltilt.infer.serve.serving import open_service, serve
+
+    def say(note: str) -> None:
+        aside.print(f"note: {note}")
+
+    with open_service(folder, settings, n_replicas=args.replicas, n_threads=args.threads, say=say) as service:
+        for note in service.notes:
+            say(note)
+        serve(
+            service,
+            host=args.host,
+            port=args.port,
+            token=token,
+            names=args.allow_host,
+            tls=tls,
+            on_start=tell_start,
+        )
+    console.print("stopped; everything that was accepted was answered")
+    return 0
+
+
+def _run_on_ray(args, folder: Path, settings: Settings, token: str | None, console: Console, tell_start) -> int:
+    import signal
+
+    from fulltilt.engine.interrupt import catch_signals
+    from fulltilt.infer.serve import ray
+
+    n_replicas = (args.replicas, max(args.replicas, args.most_replicas or 0))
+    with catch_signals((signal.SIGINT, signal.SIGTERM)) as stop:
+        try:
+            url = ray.start(
+                folder,
+                settings,
+                host=args.host,
+                port=args.port,
+                token=token,
+                names=args.allow_host,
+                tls=read_tls(args),
+                n_replicas=n_replicas,
+                n_threads=args.threads,
+            )
+            tell_start(url)
+            while not stop:
+                time.sleep(0.2)
+        finally:
+            ray.stop()
+    console.print("stopped; replicas have answered what they took")
+    return 0
+
+
+def _find_artefact(args: argparse.Namespace, source: str, aside: Console) -> tuple[Path, Path]:
+    """Return the artefact's folder, of a CONFIG that of an eager one made now, and the folder for what is kept."""
+    folder = Path(source)
+    if (folder / MANIFEST).is_file():
+        if args.overrides or args.data_path or args.weights or args.device:
+            raise UsageError(f"{folder} is an artefact, whose plan is settled; serve its CONFIG to change settings")
+        return folder, Path(args.out or Path("runs") / "infer" / f"serve-{folder.resolve().name}")
+    if folder.is_dir():
+        raise UsageError(f"{folder} holds no {MANIFEST}; name an artefact's folder, or a configuration")
+    args.config, args.config_flag = source, None
+    config = read_config(args)
+    out_dir = Path(args.out or Path("runs") / "infer" / config.run_name)
+    words = [*list_train_words(args, source), *(["--quiet"] if args.quiet else [])]
+    aside.print(f"{source} is served in eager as it is; fulltilt infer search finds what is faster", soft_wrap=True)
+    from fulltilt.infer.serve.eager import prepare_eager
+
+    return prepare_eager(config, out_dir, words, weights=args.weights, n_threads=args.threads), out_dir
+
+
+def _read_settings(args: argparse.Namespace, out_dir: Path) -> Settings:
+    from fulltilt.config import parse_duration_s
+    from fulltilt.infer.serve.service import Settings
+
+    try:
+        expiry_s = parse_duration_s(args.cache_expiry)
+    except ConfigError as error:
+        raise UsageError(f"--cache-expiry {error}") from None
+    return Settings(
+        cache_mib=args.cache_mib,
+        cache_dir=str(Path(args.cache_dir or out_dir).resolve()),
+        cache_disk_mib=args.cache_disk_mib,
+        cache_expiry_s=expiry_s,
+        n_waiting=args.queue,
+        deadline_s=None if args.deadline_ms is None else args.deadline_ms / 1000,
+    )
+
+
+def _read_token(args: argparse.Namespace, out_dir: Path) -> str | None:
+    """Return the token that clients need: none where only this machine reaches the server."""
+    from fulltilt.web.gate import read_or_make_token
+    from fulltilt.web.listening import LOOPBACK
+
+    if args.host in LOOPBACK:
+        return None
+    out_dir.mkdir(parents=True, exist_ok=True)
+    return read_or_make_token(out_dir)
+
+
+def _print_start(console: Console, folder: Path, url: str, token: Path | None) -> None:
+    print_result(
+        console, f"{folder} is served at {url}; Ctrl-C lets it answer what it has, and ends it", soft_wrap=True
+    )
+    head = f'-H "Authorization: Bearer $(cat {token})" ' if token else ""
+    console.print(f"try: curl -s {head}{url}/v1/samples | curl -s {head}{url}/v1/predict --json @-", soft_wrap=True)
+    if token:
+        console.print(f"a browser asks for a password: it is the token in {token}", soft_wrap=True)
+    sys.stdout.flush()

@@ -1,0 +1,118 @@
+"""Serve on this machine until a signal ends it, and lose nothing that was accepted."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from fulltilt.engine.interrupt import ECHO_S
+from fulltilt.infer.serve.app import build_app
+from fulltilt.infer.serve.service import Service, Settings
+from fulltilt.web.listening import LOOPBACK, WILDCARDS, Tls, build_settings, format_url, list_hosts, listen
+
+LEAST_DRAIN_S = 0.5  # so long who comes hears that the service drains, instead of finding nobody
+LAST_S = 0.2  # for requests of connections that were just made
+MOST_DRAIN_S = 60
+KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections: who closes first must not be we
+
+
+class DrainingServer(uvicorn.Server):
+    """Drains at the first signal: it answers what it has, refuses what comes, and ends. The second ends it at once."""
+
+    def __init__(self, settings: uvicorn.Config, service: Service):
+        super().__init__(settings)
+        self._service, self._drains_since_s = service, 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if not self._service.is_draining:
+            self._service.is_draining, self._drains_since_s = True, now_s
+        elif now_s - self._drains_since_s > ECHO_S:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+
+    async def on_tick(self, counter: int) -> bool:
+        is_over = await super().on_tick(counter)
+        if not self._service.is_draining:
+            return is_over
+        drained_s = time.monotonic() - self._drains_since_s
+        is_empty = self._service.n_open == 0 and drained_s >= LEAST_DRAIN_S
+        return is_over or is_empty or drained_s >= MOST_DRAIN_S
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, hear out who is connected by then, and end."""
+        loop, connecting = asyncio.get_running_loop(), []
+        for listener in sockets or ():
+            with contextlib.suppress(BlockingIOError):
+                while True:  # closing the listener would reset who is connected to it and not taken yet
+                    line, _ = listener.accept()
+                    connecting.append(loop.connect_accepted_socket(self._build_protocol, line, ssl=self.config.ssl))
+        for server in self.servers:
+            server.close()
+        await asyncio.gather(*connecting, return_exceptions=True)
+        await asyncio.sleep(LAST_S)
+        await super().shutdown(sockets)
+
+    def _build_protocol(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+
+@contextlib.contextmanager
+def open_service(
+    folder: Path,
+    settings: Settings,
+    *,
+    n_replicas: int = 1,
+    n_threads: int | None = None,
+    say: Callable[[str], None] = lambda note: None,
+) -> Iterator[Service]:
+    """Open an artefact once for each replica, and warm it up.
+
+    Args:
+        n_threads: Of each replica; None: what the plan says.
+        say: Told of notes that come later.
+
+    Raises:
+        FulltiltError: it cannot be opened, and eager cannot stand in.
+    """
+    from fulltilt.infer.artefact import open_artefact
+
+    artefacts = [open_artefact(folder, n_threads=n_threads) for _ in range(n_replicas)]
+    with contextlib.closing(Service(artefacts, settings, say=say, is_warmed_up=True)) as service:
+        service.crew.wait_until_ready()
+        yield service
+
+
+def serve(
+    service: Service,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    names: Sequence[str] = (),
+    tls: Tls | None = None,
+    on_start: Callable[[str], None],
+) -> None:
+    """Serve in this thread until a signal comes; Ctrl-C is one.
+
+    Args:
+        port: 0: any that is free.
+        on_start: Told the URL, when it can be reached.
+
+    Raises:
+        UsageError: the address cannot be used.
+    """
+    with contextlib.closing(listen(host, port)) as listener:
+        app = build_app(service, token=token, hosts=list_hosts(host, names))
+        settings = build_settings(app, tls, grace_s=MOST_DRAIN_S, keep_alive_s=KEEP_ALIVE_S)
+        reached = next(iter(names), LOOPBACK[0] if host in WILDCARDS else host)
+        on_start(format_url(reached, listener.getsockname()[1], tls))  # connections wait in the listener meanwhile
+        DrainingServer(settings, service).run(sockets=[listener])

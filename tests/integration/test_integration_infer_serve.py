@@ -1,0 +1,110 @@
+"""``fulltilt infer serve`` as a user runs it: on this machine, and on Ray Serve with two replicas."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from tests.faults.leftovers import find_processes, mark_processes
+from tests.integration.test_integration_infer import OWN
+
+PATIENCE_S = 120
+
+
+@contextlib.contextmanager
+def start(folder, *words):
+    """Serve the user's own workload, and yield the process, the URL and what was printed."""
+    (folder / "own.py").write_text(OWN)
+    command = [sys.executable, "-m", "fulltilt", "infer", "serve", *map(str, words)]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(folder),
+        "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+    }
+    with (folder / "said.txt").open("w+") as said:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            until_s = time.monotonic() + PATIENCE_S
+            while "is served at " not in (text := (folder / "said.txt").read_text()):
+                assert process.poll() is None, text
+                assert time.monotonic() < until_s, text
+                time.sleep(0.1)
+            yield process, text.partition("is served at ")[2].partition(";")[0], folder / "said.txt"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def call(url, body=None, token=None):
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url, data=body, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.mark.slow
+def test_a_configuration_is_served_as_it_is_and_ends_at_a_signal(tmp_path):
+    with start(tmp_path, "own:workload", "--port", "0", "--cache-expiry", "1h") as (process, url, said):
+        status, samples = call(f"{url}/v1/samples?n=3")
+        assert (status, len(samples["inputs"]), len(samples["inputs"][0])) == (200, 3, 8)
+        status, answered = call(f"{url}/v1/predict", json.dumps(samples).encode())
+        assert (status, len(answered["outputs"]), len(answered["outputs"][0])) == (200, 3, 2)
+        assert call(f"{url}/v1/predict", json.dumps(samples).encode())[1]["cached"] == [True] * 3
+        status, refused = call(f"{url}/v1/predict", b'{"inputs": [[1, 2]]}')
+        assert (status, "expected input: float32 of shape [8]" in refused) == (422, True), refused
+        assert call(f"{url}/v1/manifest")[1]["plan"]["engine"] == "eager"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    text = said.read_text()
+    assert "own:workload is served in eager as it is; fulltilt infer search finds what is faster" in text
+    assert f"try: curl -s {url}/v1/samples | curl -s {url}/v1/predict --json @-" in text
+    assert text.splitlines()[-1] == "stopped; everything that was accepted was answered"
+    with start(tmp_path, tmp_path / "runs/infer/mine/eager", "--port", "0", "--cache-dir", "runs/infer/mine") as served:
+        assert call(f"{served[1]}/v1/predict", json.dumps(samples).encode())[1]["cached"] == [True] * 3, "from disk"
+
+
+@pytest.mark.slow
+def test_others_need_the_token_and_the_network_has_to_be_trusted_by_name(tmp_path):
+    command = [sys.executable, "-m", "fulltilt", "infer", "serve", "own:workload", "--host", "0.0.0.0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "--insecure-lan" in done.stderr) == (2, True)
+    with start(tmp_path, "own:workload", "--host", "0.0.0.0", "--insecure-lan", "--port", "0") as (_, url, said):
+        assert call(f"{url}/v1/manifest")[0] == 401
+        token = tmp_path / "runs" / "infer" / "mine" / "token"
+        assert str(token.relative_to(tmp_path)) in said.read_text()
+        assert token.read_text().strip() not in said.read_text()
+        assert call(f"{url}/v1/manifest", token=token.read_text().strip())[0] == 200
+
+
+@pytest.mark.slow
+def test_two_replicas_on_ray_serve_answer_as_one_server(tmp_path, monkeypatch):
+    pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
+    mark = mark_processes(monkeypatch)
+    port = 18000 + os.getpid() % 1000
+    words = ("own:workload", "--engine", "ray", "--replicas", "2", "--port", port)
+    with start(tmp_path, *words) as (process, url, said):
+        samples = call(f"{url}/v1/samples?n=3")[1]
+        alone = call(f"{url}/v1/predict", json.dumps(samples).encode())[1]["outputs"]
+        seen = {call(f"{url}/healthz")[1]["process"] for _ in range(60)}
+        assert len(seen) == 2
+        answers = [call(f"{url}/v1/predict", json.dumps(samples).encode()) for _ in range(20)]
+        assert {status for status, _ in answers} == {200}
+        assert all(answer["outputs"] == alone for _, answer in answers)
+        assert call(f"{url}/v1/predict", b'{"inputs": [[1, 2]]}')[0] == 422
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, said.read_text()
+    until_s = time.monotonic() + 30
+    while (left := find_processes(mark)) and time.monotonic() < until_s:
+        time.sleep(0.5)
+    assert left == []

@@ -1,0 +1,420 @@
+"""The HTTP contract of a service, on a model that adds up: what is answered, shared, refused, and given up."""
+
+import asyncio
+import base64
+import json
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from tests.unit.infer.fake_artefact import FAILS, IS_NAN, FakeArtefact, build_manifest
+
+from fulltilt.cli import run_command
+from fulltilt.infer.manifest import InputSpec, Policy
+from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
+from fulltilt.infer.serve.service import Service, Settings
+
+TWO = (InputSpec(name="ids", dtype="int64", shape=(None,)), InputSpec(name="mask", dtype="bool", shape=(None,)))
+IMAGE = (InputSpec(name="x", dtype="float32", shape=(2, 2)),)
+KEY = "a token of this test"
+
+
+class Server:
+    """A service and its application, asked within the process."""
+
+    def __init__(self, *artefacts, token=None, **settings):
+        self.model, self.notes = artefacts[0] if artefacts else FakeArtefact(), []
+        self.service = Service(artefacts or (self.model,), Settings(**settings), say=self.notes.append)
+        self.app = build_app(self.service, token=token)
+
+    def run(self, converse):
+        """Run a conversation with the server in a loop of its own, and end the server."""
+
+        async def run():
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
+                return await converse(client)
+
+        try:
+            return asyncio.run(run())
+        finally:
+            self.model.gate.set()
+            self.service.close()
+
+    def ask(self, *bodies, headers=None):
+        """Send one request after the other → status and document of each."""
+
+        async def converse(client):
+            answers = [await post(client, body, headers=headers) for body in bodies]
+            return [(answer.status_code, answer.json()) for answer in answers]
+
+        return self.run(converse)
+
+
+def post(client, body, **options):
+    content = body if isinstance(body, (str, bytes)) else json.dumps({"inputs": body})
+    return client.post("/v1/predict", content=content, **options)
+
+
+async def wait_for(is_so):
+    while not is_so():
+        await asyncio.sleep(0.005)
+
+
+def test_samples_are_answered_in_order_and_equal_ones_the_second_time_from_memory():
+    first, second = Server().ask([[1, 2], [3]], [[3], [4, 4, 4]])
+    assert first == (200, {"outputs": [[3.0], [3.0]], "cached": [False, False]})
+    assert second == (200, {"outputs": [[3.0], [12.0]], "cached": [True, False]})
+
+
+def test_several_inputs_are_a_list_each_and_are_joined():
+    server = Server(FakeArtefact(build_manifest(*TWO)))
+    assert server.ask([[[1, 2], [True, False]], [[5], [True]]])[0][1]["outputs"] == [[4.0], [6.0]]
+    assert sorted(len(call) for call in server.model.calls) in ([1, 1], [2])
+
+
+def test_an_artefact_that_joins_nothing_gets_one_sample_a_batch():
+    server = Server(FakeArtefact(build_manifest(joins="alone", policy=Policy(max_batch=8))))
+    assert server.ask([[1], [2], [3]])[0][0] == 200
+    assert [len(call) for call in server.model.calls] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("{", 400, "is not JSON"),
+        ("[" * 100_000, 400, "is not JSON"),
+        ('{"inputs": [[NaN]]}', 400, "NaN is no number of JSON"),
+        ("[[1]]", 400, 'is not {"inputs": [sample, …]}'),
+        ('{"inputs": 1}', 400, "send an object with a list of samples"),
+        ([], 422, "holds no sample"),
+        ([[1], 2], 422, "inputs[1]: x has shape []; expected x: float32 of shape [length ≤ 8]"),
+        ([[[1, 2]]], 422, "x has shape [1, 2]"),
+        ([["1"]], 422, "x holds something else than numbers"),
+        ([[None]], 422, "x holds something else than numbers"),
+        ([[1, [2]]], 422, "x is ragged"),
+        ([[1e39]], 422, "x holds a number that float32 does not"),
+        ([[]], 422, "its length is 0"),
+        ([list(range(9))], 422, "its length is 9; expected x: float32 of shape [length ≤ 8]"),
+    ],
+)
+def test_what_the_model_does_not_take_is_refused_with_what_it_does(body, status, said):
+    server = Server()
+    refused, answered = server.ask(body, [[1]])
+    assert refused[0] == status
+    assert said in refused[1]["error"]
+    assert (answered[0], server.model.calls) == (200, [[1.0]]), "only the good one reached the model"
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ([[1.5], [True]], "ids holds float64"),
+        ([[2**63], [True]], "ids holds a number that int64 does not"),
+        ([[1, 2], [True]], "differ in length: ids 2, mask 1"),
+        ([[1], [2]], "mask holds int64"),
+        ([[1]], "is not a list of the 2 inputs"),
+    ],
+)
+def test_types_and_lengths_of_several_inputs_are_held_to(sample, said):
+    ((status, document),) = Server(FakeArtefact(build_manifest(*TWO))).ask([sample])
+    assert (status, said in document["error"]) == (422, True), document
+    assert "expected ids: int64 of shape [length ≤ 8]; mask: bool of shape [length ≤ 8]" in document["error"]
+
+
+def test_fixed_shapes_are_held_to():
+    server = Server(FakeArtefact(build_manifest(*IMAGE, max_length=None)))
+    good, bad = server.ask([[[1, 2], [3, 4]]], [[[1, 2, 3]]])
+    assert (good[0], bad[0]) == (200, 422)
+    assert "x has shape [1, 3]; expected x: float32 of shape [2, 2]" in bad[1]["error"]
+
+
+def test_bodies_and_requests_beyond_the_limits_are_refused():
+    async def converse(client):
+        sent = [[1]] * 4, b" " * (MOST_BODY_BYTES + 1), [[1]] * 3
+        return [await post(client, body) for body in sent]
+
+    too_many, too_large, good = Server(n_waiting=3).run(converse)
+    assert [answer.status_code for answer in (too_many, too_large, good)] == [413, 413, 200]
+    assert "4 samples are more than may wait (3); send fewer in a request" in too_many.text
+
+
+@pytest.mark.parametrize(("poison", "said"), [(FAILS, "out of bounds"), (IS_NAN, "are NaN or infinite")])
+def test_a_poisoned_request_fails_and_those_in_its_batch_do_not(poison, said):
+    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=8))))
+
+    async def converse(client):
+        server.model.gate.clear()
+        first = asyncio.create_task(post(client, [[9]]))  # while the model has it, the others gather
+        await wait_for(server.model.has_begun.is_set)
+        rest = [asyncio.create_task(post(client, [[value]])) for value in (1, poison, 2)]
+        await wait_for(lambda: server.service.crew.n_waiting == 3)
+        server.model.gate.set()
+        return await asyncio.gather(first, *rest)
+
+    answers = server.run(converse)
+    assert [answer.status_code for answer in answers] == [200, 200, 500, 200]
+    assert said in answers[2].json()["error"]
+    assert [9.0] in server.model.calls
+    assert [1.0, poison, 2.0] in server.model.calls, "they were one batch"
+
+
+def test_a_hundred_equal_requests_at_once_are_one_call_of_the_model():
+    server = Server(n_waiting=4)
+
+    async def converse(client):
+        server.model.gate.clear()
+        tasks = [asyncio.create_task(post(client, [[7, 1]])) for _ in range(100)]
+        await wait_for(server.model.has_begun.is_set)
+        await wait_for(lambda: server.service.n_open == 100)
+        server.model.gate.set()
+        return await asyncio.gather(*tasks)
+
+    answers = server.run(converse)
+    assert {answer.text for answer in answers} == {'{"outputs": [[8.0]], "cached": [false]}'}
+    assert server.model.calls == [[7.0]]
+    assert server.service.figures.sources == {"model": 1, "shared": 99, "memory": 0, "disk": 0}
+
+
+def test_equal_samples_of_one_request_are_answered_once_and_failures_are_not_kept():
+    server = Server()
+    (status, document), failed, again = server.ask([[5], [5], [5]], [[FAILS]], [[FAILS]])
+    assert (status, document["outputs"]) == (200, [[5.0]] * 3)
+    assert (failed[0], again[0]) == (500, 500)
+    assert server.model.calls == [[5.0], [FAILS], [FAILS]]
+
+
+def test_without_a_cache_every_sample_is_computed():
+    server = Server(cache_mib=0)
+    assert server.ask([[5], [5]], [[5]])[1] == (200, {"outputs": [[5.0]], "cached": [False]})
+    assert sum(map(len, server.model.calls)) == 3
+
+
+def test_a_full_line_refuses_says_when_to_come_again_and_goes_on():
+    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=1))), n_waiting=2)
+
+    async def converse(client):
+        server.model.gate.clear()
+        tasks = [asyncio.create_task(post(client, [[1]]))]
+        await wait_for(server.model.has_begun.is_set)
+        tasks += [asyncio.create_task(post(client, [[value]])) for value in (2, 3)]
+        await wait_for(lambda: server.service.crew.n_waiting == 2)
+        flood = [await post(client, [[value]]) for value in range(20, 70)]
+        known = await client.get("/healthz"), await client.get("/readyz")
+        server.model.gate.set()
+        return flood, known, await asyncio.gather(*tasks), await post(client, [[4]])
+
+    flood, known, accepted, later = server.run(converse)
+    assert {answer.status_code for answer in flood} == {429}
+    assert int(flood[0].headers["retry-after"]) >= 1
+    assert flood[0].json() == {"error": "2 samples wait already"}
+    assert [answer.status_code for answer in (*known, *accepted, later)] == [200] * 6
+    assert server.model.calls == [[1.0], [2.0], [3.0], [4.0]]
+
+
+def test_a_deadline_that_passes_in_line_is_an_answer_and_never_reaches_the_model():
+    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=1))), deadline_s=30.0)
+
+    async def converse(client):
+        server.model.gate.clear()
+        begun = asyncio.create_task(post(client, [[1]], headers={"X-Deadline-Ms": "50"}))
+        await wait_for(server.model.has_begun.is_set)
+        late = await post(client, [[2]], headers={"X-Deadline-Ms": "50"})
+        patient = asyncio.create_task(post(client, [[3]]))
+        await wait_for(lambda: server.service.crew.n_waiting == 1)
+        server.model.gate.set()
+        wrong = await post(client, [[4]], headers={"X-Deadline-Ms": "soon"})
+        return await begun, late, await patient, wrong
+
+    begun, late, patient, wrong = server.run(converse)
+    assert [answer.status_code for answer in (begun, late, patient, wrong)] == [200, 504, 200, 400]
+    assert late.json() == {"error": "the deadline passed before the model began"}
+    assert server.model.calls == [[1.0], [3.0]]
+
+
+def test_who_shares_a_sample_with_more_time_is_not_late_with_the_first():
+    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=1))))
+
+    async def converse(client):
+        server.model.gate.clear()
+        begun = asyncio.create_task(post(client, [[1]]))
+        await wait_for(server.model.has_begun.is_set)
+        hasty = asyncio.create_task(post(client, [[2]], headers={"X-Deadline-Ms": "50"}))
+        await wait_for(lambda: server.service.crew.n_waiting == 1)
+        patient = asyncio.create_task(post(client, [[2]]))
+        await hasty
+        server.model.gate.set()
+        return await begun, await hasty, await patient
+
+    assert [answer.status_code for answer in server.run(converse)] == [200, 504, 200]
+    assert server.model.calls == [[1.0], [2.0]]
+
+
+def test_a_client_that_goes_away_takes_its_samples_out_of_line():
+    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=1))))
+    is_gone = False
+
+    async def ask_gone():
+        return is_gone
+
+    async def converse(client):
+        nonlocal is_gone
+        server.model.gate.clear()
+        begun = asyncio.create_task(post(client, [[1]]))
+        await wait_for(server.model.has_begun.is_set)
+        asked = [(np.array([value], np.float32),) for value in (2, 3)]
+        leaving = asyncio.create_task(server.service.answer(asked, deadline_s=None, is_gone=ask_gone))
+        staying = asyncio.create_task(post(client, [[3]]))
+        await wait_for(lambda: server.service.crew.n_waiting == 2)
+        is_gone = True
+        await asyncio.wait([leaving])
+        n_left = server.service.crew.n_waiting
+        server.model.gate.set()
+        return type(leaving.exception()).__name__, n_left, (await begun).status_code, (await staying).status_code
+
+    assert server.run(converse) == ("GoneError", 1, 200, 200)
+    assert server.model.calls == [[1.0], [3.0]], "the sample that another wants too stays"
+
+
+def test_two_replicas_answer_side_by_side():
+    models = [FakeArtefact(build_manifest(policy=Policy(max_batch=1))) for _ in range(2)]
+    server = Server(*models)
+
+    async def converse(client):
+        for model in models:
+            model.gate.clear()
+        tasks = [asyncio.create_task(post(client, [[value]])) for value in (1, 2)]
+        await wait_for(lambda: all(model.has_begun.is_set() for model in models))
+        for model in models:
+            model.gate.set()
+        return [answer.status_code for answer in await asyncio.gather(*tasks)]
+
+    assert server.run(converse) == [200, 200]
+
+
+def test_a_service_that_drains_refuses_and_says_so():
+    server = Server()
+
+    async def converse(client):
+        before = await client.get("/readyz")
+        server.service.is_draining = True
+        return before, await client.get("/readyz"), await post(client, [[1]]), await client.get("/healthz")
+
+    before, ready, refused, health = server.run(converse)
+    assert [answer.status_code for answer in (before, ready, refused, health)] == [200, 503, 503, 200]
+    assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
+
+
+def test_real_samples_are_offered_in_the_form_that_is_taken():
+    async def converse(client):
+        offered = await client.get("/v1/samples?n=2")
+        return offered.json(), (await post(client, offered.text)).json(), (await client.get("/v1/manifest")).json()
+
+    offered, answered, manifest = Server(FakeArtefact(notes=("eager answers",))).run(converse)
+    assert offered == {"inputs": [[1.0, 2.0, 3.0], [1.0]]}
+    assert answered["outputs"] == [[6.0], [1.0]]
+    assert (manifest["name"], manifest["notes"]) == ("adder", ["eager answers"])
+
+
+def test_metrics_tell_of_requests_batches_padding_and_where_answers_came_from():
+    async def converse(client):
+        for body in ([[1, 2, 3], [4]], [[4]], "{"):
+            await post(client, body)
+        return (await client.get("/metrics")).text
+
+    lines = dict(line.rsplit(" ", 1) for line in Server().run(converse).splitlines() if line[0] != "#")
+    assert lines['fulltilt_infer_requests_total{status="200"}'] == "2.0"
+    assert lines['fulltilt_infer_requests_total{status="400"}'] == "1.0"
+    assert lines['fulltilt_infer_answers_total{source="memory"}'] == "1.0"
+    assert lines["fulltilt_infer_batch_samples_sum"] == "2.0"
+    assert lines["fulltilt_infer_response_seconds_count"] == "2.0"
+    assert float(lines["fulltilt_infer_padding_share"]) in (0.0, 2 / 6)
+    assert lines["fulltilt_infer_waiting_samples"] == "0.0"
+
+
+def test_a_service_is_ready_when_each_replica_has_answered_its_shortest_and_longest():
+    model = FakeArtefact(build_manifest(policy=Policy(max_batch=4, max_tokens=24)))
+    model.gate.clear()
+    service = Service([model], Settings(), is_warmed_up=True)
+    assert not service.is_ready
+    model.gate.set()
+    service.crew.wait_until_ready()
+    assert service.is_ready
+    assert model.calls == [[1.0], [1.0] * 3], "as many as the policy lets in, of 8 elements"
+    service.close()
+
+
+def test_memory_that_runs_out_is_in_notes_and_metrics():
+    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=4)), most_samples=1))
+
+    async def converse(client):
+        status = (await post(client, [[1], [2], [3], [4]])).status_code
+        return status, (await client.get("/metrics")).text, (await client.get("/")).text
+
+    status, metrics, page = server.run(converse)
+    assert status == 200
+    assert server.notes[-1] == "memory ran out; from now on a batch has at most 1 samples"
+    assert "fulltilt_infer_max_batch 1.0" in metrics
+    assert server.notes[-1] in page
+
+
+def test_a_token_is_asked_of_everybody_but_probes_and_a_browser_gives_it_as_its_password():
+    async def converse(client):
+        basic = base64.b64encode(f"me:{KEY}".encode()).decode()
+        given = [{}, {"Authorization": "Bearer x"}, {"Authorization": "Basic !"}, {"Authorization": f"Bearer {KEY}"}]
+        given += [{"Authorization": f"Basic {basic}"}]
+        statuses = [(await client.get(path, headers=each)).status_code for each in given for path in ("/", "/metrics")]
+        return statuses, (await client.get("/healthz")).status_code, await post(client, [[1]])
+
+    statuses, health, refused = Server(token=KEY).run(converse)
+    assert statuses == [401] * 6 + [200] * 4
+    assert (health, refused.status_code) == (200, 401)
+    assert refused.headers["www-authenticate"].startswith("Basic")
+
+
+def test_other_names_and_other_sites_are_refused():
+    async def converse(client):
+        foreign = await client.get("/", headers={"Host": "evil.example"})
+        return foreign, await post(client, [[1]], headers={"Origin": "http://evil.example"})
+
+    assert [answer.status_code for answer in Server().run(converse)] == [421, 403]
+
+
+def test_the_page_shows_the_figures_and_nothing_of_others_hosts():
+    async def converse(client):
+        empty = (await client.get("/")).text
+        for body in ([[1, 2, 3], [4]], [[4]], "{"):
+            await post(client, body)
+        assets = [
+            await client.get(f"/static/{n}") for n in ("pages.css", "charts.css", "infer.js", "vendor/htmx.min.js")
+        ]
+        return empty, (await client.get("/")).text, [asset.status_code for asset in assets]
+
+    empty, page, assets = Server(FakeArtefact(build_manifest(name="<b>x</b>"))).run(converse)
+    assert "nothing was measured" in empty
+    for said in ("&lt;b&gt;x&lt;/b&gt;", "1 refused or failed", "33 % without the model", "length ≤ 8", "% within"):
+        assert said in page, said
+    assert assets == [200] * 4
+    assert "<script>" not in page
+    assert "//" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["empty"], "holds no manifest.json; name an artefact's folder, or a configuration"),
+        (["artefact", "speed.threads=2"], "is an artefact, whose plan is settled; serve its CONFIG to change settings"),
+        (["artefact", "--cache-expiry", "soon"], "--cache-expiry 'soon' is not a duration"),
+        (["artefact", "--queue", "0"], "--queue 0 must be 1 or more"),
+        (["artefact", "--host", "0.0.0.0"], "--insecure-lan where everybody on it is trusted"),
+        (["artefact", "--host", "0.0.0.0", "--tls-key", "k"], "belong together; give both"),
+        (["artefact", "--most-replicas", "3"], "--most-replicas needs --engine ray"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_is_opened(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "artefact"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "artefact" / "manifest.json").write_text("{}")
+    assert run_command(["infer", "serve", *words]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
