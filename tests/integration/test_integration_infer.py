@@ -71,12 +71,16 @@ def checked(tmp_path_factory):
 
 
 def test_all_targets_are_met_and_the_first_line_says_so_on_one_screen(checked):
-    _, first, document, *_ = checked
+    out, first, document, *_ = checked
     lines = first.stdout.splitlines()
     assert lines[0] == "All 5 targets are met under 30 requests/s."
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
     assert document["met"] is True
+    assert any(" ms  █" in line for line in lines), "the distribution"
+    page = (out / "latency.html").read_text()
+    assert "response_s: 100 % within" in page
+    assert "batch_latency_ms: 100 % within" in page
 
 
 def test_json_is_the_contract(checked):
@@ -90,7 +94,8 @@ def test_json_is_the_contract(checked):
         assert low <= target["measured"] <= high
         assert (target["met"], target["verdict"]) == (True, "met")
     load = {"requests_per_s": 30, "samples_per_request": 4, "n_requests": 100, "seed": 42, "n_independent": 72}
-    assert document["load"] == load
+    assert document["load"] == load | {"scenario": "server"}
+    assert sum(n for *_, n in document["histogram"]) == 100
     assert 0.05 < document["targets"][1]["measured"] < 2, "GiB of a process with torch and a small model"
     assert document["weights"]["metrics"]["accuracy"] > 0.5
     assert document["weights"]["step"] == 23
@@ -145,6 +150,15 @@ def test_a_workload_of_the_users_own_is_measured_as_it_is_built(own):
     assert document["load"]["samples_per_request"] == 4
     assert not list(own.rglob("checkpoint.pt"))
     assert "a word of the user's own" in (own / "runs" / "infer" / "mine_workload" / "measuring.log").read_text()
+
+
+@pytest.mark.parametrize(("scenario", "samples", "said"), [("single", 1, "one stream, each"), ("multi", 8, "several")])
+def test_a_stream_of_requests_needs_no_rate(own, scenario, samples, said):
+    words = ["mine:workload", "targets.response_s={p90: 600}", f"targets.scenario={scenario}", "--json", "out.json"]
+    done = run_check(*words, cwd=own)
+    assert said in done.stdout
+    load = json.loads((own / "out.json").read_text())["load"]
+    assert (load["scenario"], load["requests_per_s"], load["samples_per_request"]) == (scenario, None, samples)
 
 
 @pytest.mark.slow

@@ -19,7 +19,10 @@ from fulltilt.cli._shared import (
     show_progress,
     write_json,
 )
+from fulltilt.errors import UsageError
+from fulltilt.infer.load.arrivals import DESCRIPTIONS
 from fulltilt.records import format_rate
+from fulltilt.report.latency import draw_histogram
 from fulltilt.report.summary import count, format_duration
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_arguments(parser)
     parser.add_argument("--weights", metavar="RUN_DIR", help="measure the newest checkpoint of this training")
+    parser.add_argument("--artefact", metavar="FOLDER", help="measure what fulltilt infer search built, instead")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/infer/NAME)")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
@@ -57,15 +61,22 @@ def run(args: argparse.Namespace) -> int:
 def _run_check(args: argparse.Namespace) -> int:
     from fulltilt.infer import check
 
-    args.config, args.config_flag = resolve_config_argument(args), None
-    plan = check.plan_check(read_config(args), weights=args.weights)
+    if args.artefact and args.weights:
+        raise UsageError("--artefact holds weights of its own; give it or --weights")
+    artefact = Path(args.artefact) if args.artefact else None
+    if artefact and not (args.config or args.config_flag):
+        config = check.read_artefact_config(artefact)
+    else:
+        args.config, args.config_flag = resolve_config_argument(args), None
+        config = read_config(args)
+    plan = check.plan_check(config, weights=args.weights, artefact=artefact)
     out_dir = Path(args.out or Path("runs") / "infer" / plan.name)
     console = build_console(to_stderr=args.json == "-", is_screen=True)
     aside = build_console(to_stderr=True)
     with check.open_check_folder(plan, out_dir) as folder:
         if folder.set_aside:
             aside.print(f"note: {folder.set_aside}")
-        words = [*list_train_words(args, args.config), *(["--quiet"] if args.quiet else [])]
+        words = [*list_train_words(args, args.config or ""), *(["--quiet"] if args.quiet else [])]
         weights, is_new = check.prepare_weights(plan, folder, words)
         aside.print(_describe_plan(plan.load))
         with show_progress("measuring") as progress:
@@ -80,10 +91,12 @@ def _run_check(args: argparse.Namespace) -> int:
 
 
 def _describe_plan(load: Load) -> str:
-    if load.requests_per_s is None:
+    if not load.n_requests:
         return "measuring: batches back to back; no target is about a load"
+    if load.requests_per_s is None:
+        return f"measuring: batches back to back, then {load.n_requests} requests, {DESCRIPTIONS[load.scenario]}"
     requests = f"{load.n_requests} requests at {format_rate(load.requests_per_s)}/s"
-    expected = f"{format_duration(load.expected_s)}, or more where requests wait for each other"
+    expected = f"{format_duration(load.expected_s)}, or more where requests wait for each other or leave a target open"
     return f"measuring: batches back to back, then {requests} in {expected}"
 
 
@@ -92,9 +105,12 @@ def _print_result(
 ) -> None:
     print_result(console, _describe_result(result), style=STYLES["met" if result.met else "missed"])
     console.print(_build_table(result, previous))
+    limits = [target.limit * 1000 for target in result.targets if target.name.startswith("response_s")]
+    for line in draw_histogram(result.histogram, limit=min(limits, default=None)):
+        console.print(line)
     lines = [*_describe_load(result), *_describe_model(result, is_new=is_new), *result.notes]
     lines += _describe_details(result) if is_verbose else []
-    for line in [*lines, f"files: {result.out_dir} (history.jsonl, measuring.log)"]:
+    for line in [*lines, f"files: {result.out_dir} (history.jsonl, latency.html, measuring.log)"]:
         console.print(f"· {line}")
 
 
@@ -146,8 +162,10 @@ def _describe_load(result: CheckResult) -> list[str]:
     load = result.load
     capacity_per_s = result.samples_per_hour.measured / 3600 / load.samples_per_request
     each = f"{count(load.samples_per_request, 'sample')} of the {result.inputs}"
-    if load.requests_per_s is None:
+    if not load.n_requests:
         return [f"load: none; batches of {each}, back to back"]
+    if load.requests_per_s is None:
+        return [f"load: {load.n_requests} requests, {DESCRIPTIONS[load.scenario]}, of {each}"]
     lines = [
         f"load: {load.n_requests} requests, Poisson arrivals at {format_rate(load.requests_per_s)}/s, of {each}; "
         "a response counts from the scheduled arrival"
@@ -160,6 +178,8 @@ def _describe_load(result: CheckResult) -> list[str]:
 
 def _describe_model(result: CheckResult, *, is_new: bool) -> list[str]:
     model = f"model: {result.workload} on {result.device}, {result.n_parameters:,} parameters"
+    if result.artefact is not None:
+        return [f"{model}, of the artefact {result.artefact}"]
     if result.weights is None:
         return [f"{model}, as its function builds it"]
     figures = ", ".join(f"{name} {value:.4g}" for name, value in result.weights["metrics"].items() if "/" not in name)

@@ -245,12 +245,18 @@ class Targets(Section):
     memory_gib: PositiveFloat | None = _key(None, "Most memory of the device used.")
     samples_per_hour: PositiveFloat | None = _key(None, "Smallest throughput, batch after batch.")
     response_s: Latency | None = _key(None, "Largest time from scheduled arrival to answer under the load, `{p95: 2}`.")
+    scenario: Literal["server", "single", "multi", "offline"] = _key(
+        "server",
+        "How requests arrive, as MLPerf has it. `server`: at random times (Poisson); `single`: each when the one "
+        "before is answered; `multi`: so, with 8 samples; `offline`: all at once.",
+    )
     requests_per_s: PositiveFloat | None = _key(
         None,
-        "The load: requests that arrive a second, at random times (Poisson). `batch_latency_ms` and "
-        "`response_s` need it.",
+        "The load of a server: requests that arrive a second. `batch_latency_ms` and `response_s` need it.",
     )
-    samples_per_request: PositiveInt | None = _key(None, "Samples of a request, one batch; null: `data.batch_size`.")
+    samples_per_request: PositiveInt | None = _key(
+        None, "Samples of a request, one batch; null: `data.batch_size`, 1 of `single`, 8 of `multi`."
+    )
 
 
 def _check_lever_value(lever: Lever, value: Any) -> Any:

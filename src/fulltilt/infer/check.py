@@ -7,14 +7,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fulltilt.config import Config, parse_call, plan_of
+import numpy as np
+
+from fulltilt.config import Config, config_from_values, parse_call, plan_of
 from fulltilt.engine.checkpoints.files import find_checkpoint
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import list_rank_devices, read_machine, resolve_device
+from fulltilt.infer.load.outcome import count_histogram
 from fulltilt.infer.process import run_measuring
 from fulltilt.infer.targets import (
     STATISTICS,
     Estimate,
+    Figure,
     Figures,
     Judged,
     Load,
@@ -29,9 +33,12 @@ from fulltilt.infer.targets import (
 from fulltilt.infer.training import RESULTS, describe_training, find_training, run_training
 from fulltilt.levers import list_environment
 from fulltilt.records import VERSION, Machine, decode, encode
-from fulltilt.records.run_folder import RunFolder, append_line, read_lines
+from fulltilt.records.run_folder import RunFolder, append_line, read_lines, write_atomic
+from fulltilt.report.latency import build_latency_page
 
-HISTORY, LOG = "history.jsonl", "measuring.log"
+HISTORY, LOG, LATENCIES = "history.jsonl", "measuring.log", "latency.html"
+VALUES: Mapping[Figure, str] = {"response_s": "response_s", "batch_latency_ms": "call_s"}
+"""What is timed under a load → where its seconds are."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +47,7 @@ class CheckPlan:
 
     Attributes:
         weights: Folder of the training to measure; None: train in the check's own folder, or measure untrained weights.
+        artefact: Folder of the artefact to measure instead of the configuration's model.
         must_train: Whether the check trains the model itself.
     """
 
@@ -50,6 +58,7 @@ class CheckPlan:
     device: str
     weights: Path | None
     must_train: bool
+    artefact: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +70,8 @@ class CheckResult:
         inputs: Where the samples of the requests come from.
         weights: The measured checkpoint and its training metrics; None: the model as its function built it.
         keeps_up: Whether the model answers requests faster than they arrive; None: there is no load.
-        levers: Levers that affect inference, read back from the measuring process.
+            levers: Levers that affect inference, read back from the measuring process.
+        histogram: Of the response where there is one, else of the latency: two bounds in ms, requests between them.
     """
 
     version: int
@@ -82,9 +92,11 @@ class CheckResult:
     utc: str
     out_dir: str
     machine: Machine
+    artefact: str | None
+    histogram: tuple[tuple[float, float, int], ...]
 
 
-def plan_check(config: Config, *, weights: str | None = None) -> CheckPlan:
+def plan_check(config: Config, *, weights: str | None = None, artefact: Path | None = None) -> CheckPlan:
     """Plan a check from a configuration, or say why it cannot be checked.
 
     Raises:
@@ -105,8 +117,21 @@ def plan_check(config: Config, *, weights: str | None = None) -> CheckPlan:
         load=load,
         device=_choose_device(config),
         weights=folder,
-        must_train=folder is None and ":" not in task,
+        must_train=folder is None and artefact is None and ":" not in task,
+        artefact=artefact,
     )
+
+
+def read_artefact_config(folder: Path) -> Config:
+    """Read the configuration that an artefact was built from, with its targets.
+
+    Raises:
+        FulltiltError: the folder holds no artefact.
+    """
+    from fulltilt.infer.artefact import read_manifest
+
+    given = read_manifest(folder).config
+    return config_from_values(given["config"], base_dir=given["base_dir"], provenance=given["provenance"])
 
 
 def open_check_folder(plan: CheckPlan, out_dir: Path) -> RunFolder:
@@ -142,14 +167,17 @@ def run_check(
         "provenance": config.provenance,
         "device": plan.device,
         "load": encode(plan.load),
+        "targets": encode(plan.targets),
         "weights": None if weights is None else str(weights),
+        "artefact": None if plan.artefact is None else str(plan.artefact.resolve()),
     }
     environment = list_environment(plan_of(config))
     measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress, environment=environment)
     figures = decode(Figures, measured["figures"])
     load = dataclasses.replace(plan.load, n_requests=len(figures.response_s))
+    write_latencies(plan.name, figures, out_dir)
     judged = tuple(judge(target, figures, load) for target in plan.targets)
-    timed = ("batch_latency_ms", "response_s") if figures.response_s else ()
+    timed = list(VALUES)[load.scenario == "offline" :] if figures.call_s else []
     return CheckResult(
         version=VERSION,
         targets=judged,
@@ -169,12 +197,23 @@ def run_check(
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         out_dir=str(out_dir),
         machine=read_machine(),
+        artefact=None if plan.artefact is None else str(plan.artefact),
+        histogram=tuple(count_histogram(np.sort(getattr(figures, VALUES[timed[0]])))) if timed else (),
     )
+
+
+def write_latencies(name: str, figures: Figures, out_dir: Path) -> None:
+    """Write the page with every percentile of what was timed."""
+    curves = {title: np.sort(getattr(figures, field)) * 1000 for title, field in VALUES.items()}
+    lists = {title: values.tolist() for title, values in curves.items() if len(values)}
+    if lists:
+        write_atomic(out_dir / LATENCIES, build_latency_page(f"fulltilt infer check: {name}", lists))
 
 
 def append_history(folder: RunFolder, result: CheckResult) -> None:
     line = encode(result)
     line.pop("machine")
+    line.pop("histogram")
     append_line(folder.path / HISTORY, json.dumps(line, ensure_ascii=False))
 
 
@@ -191,7 +230,9 @@ def read_previous(folder: RunFolder, result: CheckResult) -> dict[str, float]:
 
 def _name_measured(line: Mapping[str, Any]) -> list[Any]:
     load, weights = line["load"], line["weights"] or {}
-    return [line["device"], load["requests_per_s"], load["samples_per_request"], weights.get("checkpoint")]
+    scenario, artefact = load.get("scenario", "server"), line.get("artefact")
+    named = [line["device"], load["requests_per_s"], load["samples_per_request"], weights.get("checkpoint")]
+    return [*named, scenario, artefact]
 
 
 def _choose_device(config: Config) -> str:

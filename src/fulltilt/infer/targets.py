@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fulltilt.config import Config
 from fulltilt.errors import ConfigError
-from fulltilt.infer.load import MIN_REQUESTS, count_needed_requests
-from fulltilt.stats import compute_interval, compute_quantile_interval, compute_rate_interval
+from fulltilt.infer.load.arrivals import MIN_REQUESTS, SAMPLES_PER_REQUEST, Scenario, count_needed_requests
+from fulltilt.infer.load.estimates import Estimate, Floats, Verdict, estimate_quantile, thin
+from fulltilt.stats import compute_interval, compute_rate_interval, judge_share
+from fulltilt.stats.sequential import Decision
 
-Verdict = Literal["met", "missed", "not proven"]
 Figure = Literal["batch_latency_ms", "memory_gib", "samples_per_hour", "response_s"]
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -21,6 +21,7 @@ VERDICTS: tuple[Verdict, ...] = ("met", "not proven", "missed")
 STATISTICS = (*QUANTILES, "mean", "max")
 MAX_LOAD_S = 120.0  # upper bound of a longer load, sent when responses depend on each other
 MAX_EXPECTED_S = 3600.0
+MAX_LONGER = 4  # times the planned requests, where these leave a percentile open
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +46,8 @@ class Load:
     """The load that the model is measured under.
 
     Attributes:
-        requests_per_s: Rate of arrivals; None where no target needs a load: then no request is sent.
-        n_requests: Requests that the strictest percentile needs if they do not wait for each other.
+        requests_per_s: Rate of arrivals; None where no target needs a load, and where no rate belongs to the scenario.
+        n_requests: Requests that the strictest percentile needs if they do not wait for each other; 0: none is sent.
         n_independent: Independent responses that the strictest percentile of the response needs.
     """
 
@@ -55,6 +56,7 @@ class Load:
     n_requests: int
     seed: int
     n_independent: int = 0
+    scenario: Scenario = "server"
 
     @property
     def expected_s(self) -> float:
@@ -81,12 +83,6 @@ class Figures:
     def seconds_per_request(self, load: Load) -> float:
         """Mean seconds of a request when requests are sent back to back."""
         return sum(self.block_s) * load.samples_per_request / sum(self.block_samples)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    measured: float
-    ci95: tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,11 +122,17 @@ def plan_load(config: Config, targets: Sequence[Target]) -> Load:
     """Plan the load for ``targets``.
 
     Raises:
-        ConfigError: a target needs a load, and no rate of arrivals is stated.
+        ConfigError: a target needs a load, and no rate of arrivals is stated; a response that the scenario has not.
     """
     timed = [target for target in targets if target.statistic is not None]
-    requests_per_s = config.targets.requests_per_s
-    if timed and requests_per_s is None:
+    scenario = config.targets.scenario
+    requests_per_s = config.targets.requests_per_s if scenario == "server" else None
+    if scenario == "offline" and any(target.figure == "response_s" for target in timed):
+        raise ConfigError(
+            "has no response times, everything arrives at once; state samples_per_hour, or scenario: server",
+            key="targets.scenario",
+        )
+    if timed and requests_per_s is None and scenario == "server":
         raise ConfigError(
             f"{timed[0].name} needs a load; say how many requests arrive a second, such as targets.requests_per_s=20",
             key="targets.requests_per_s",
@@ -138,10 +140,13 @@ def plan_load(config: Config, targets: Sequence[Target]) -> Load:
     needed = {t: count_needed_requests(QUANTILES[t.statistic]) for t in timed if t.statistic in QUANTILES}
     load = Load(
         requests_per_s=requests_per_s if timed else None,
-        samples_per_request=config.targets.samples_per_request or config.data.batch_size,
+        samples_per_request=config.targets.samples_per_request
+        or SAMPLES_PER_REQUEST.get(scenario)
+        or config.data.batch_size,
         n_requests=max([MIN_REQUESTS, *needed.values()]) if timed else 0,
         n_independent=max([n for target, n in needed.items() if target.figure == "response_s"], default=0),
         seed=config.run.seed,
+        scenario=scenario,
     )
     if load.expected_s > MAX_EXPECTED_S:
         lowest = load.n_requests / MAX_EXPECTED_S
@@ -160,10 +165,10 @@ def judge(target: Target, figures: Figures, load: Load) -> Judged:
     lasts, and the figure depends on when the measurement stops.
     """
     estimate = estimate_figure(target.figure, target.statistic, figures, load)
-    verdicts: list[Verdict] = [decide(estimate.ci95, target.limit, is_floor=target.figure == "samples_per_hour")]
-    if target.figure == "response_s":
-        verdicts.append(judge_load(figures, load))
-    verdict: Verdict = max(verdicts, key=VERDICTS.index)
+    verdict: Verdict = decide(estimate.ci95, target.limit, is_floor=target.figure == "samples_per_hour")
+    if target.figure == "response_s" and load.scenario == "server":
+        verdicts: list[Verdict] = [verdict, judge_load(figures, load)]
+        verdict = max(verdicts, key=VERDICTS.index)
     return Judged(
         name=target.name,
         limit=target.limit,
@@ -172,6 +177,12 @@ def judge(target: Target, figures: Figures, load: Load) -> Judged:
         met=verdict == "met",
         verdict=verdict,
     )
+
+
+def examine_target(target: Target, figures: Figures, load: Load) -> Decision:
+    """Test the share of values beyond the limit of a percentile, which may be done after every request."""
+    values, dependence = _read_values(target.figure, figures, load)
+    return judge_share(values > target.limit, 1 - QUANTILES[target.statistic or ""], dependence=dependence).decision
 
 
 def judge_load(figures: Figures, load: Load) -> Verdict:
@@ -204,6 +215,12 @@ def plan_requests(load: Load, seconds_per_request: float) -> int:
     return min(at_most, max(load.n_requests, math.ceil(load.n_independent * dependence)))
 
 
+def count_at_most(load: Load, n_planned: int) -> int:
+    """Count the requests that may be sent where the planned ones leave a percentile open."""
+    at_most = MAX_LOAD_S * load.requests_per_s if load.requests_per_s else math.inf
+    return max(n_planned, math.floor(min(MAX_LONGER * n_planned, at_most)))
+
+
 def decide(interval: tuple[float, float], limit: float, *, is_floor: bool) -> Verdict:
     low, high = interval
     if is_floor:
@@ -224,23 +241,20 @@ def estimate_figure(figure: Figure, statistic: str | None, figures: Figures, loa
         rate_per_s = sum(figures.block_samples) / sum(figures.block_s)
         return Estimate(measured=rate_per_s * 3600, ci95=(low * 3600, high * 3600))
     assert statistic is not None
-    is_response = figure == "response_s"
-    values = np.sort(figures.response_s if is_response else [1000 * seconds for seconds in figures.call_s])
+    values, dependence = _read_values(figure, figures, load)
+    values = np.sort(values)
     if statistic == "max":
         return Estimate(measured=float(values[-1]), ci95=(float(values[-1]), float(values[-1])))
-    independent = _thin(values, compute_dependence(load, figures.seconds_per_request(load)) if is_response else 1.0)
     if statistic == "mean":
-        return Estimate(measured=float(np.mean(values)), ci95=compute_interval(independent))
-    quantile = QUANTILES[statistic]
-    low, high = compute_quantile_interval(independent, quantile)
-    high = high if len(independent) >= count_needed_requests(quantile) else math.inf
-    return Estimate(measured=float(np.quantile(values, quantile, method="inverted_cdf")), ci95=(low, high))
+        return Estimate(measured=float(np.mean(values)), ci95=compute_interval(thin(values, dependence)))
+    return estimate_quantile(values, QUANTILES[statistic], dependence)
 
 
-def _thin(ordered: NDArray[np.float64], dependence: float) -> NDArray[np.float64]:
-    """Reduce values to as many as are independent, keeping their distribution."""
-    n = max(1, int(len(ordered) / dependence))
-    return ordered if n == len(ordered) else np.quantile(ordered, (np.arange(n) + 0.5) / n, method="inverted_cdf")
+def _read_values(figure: Figure, figures: Figures, load: Load) -> tuple[Floats, float]:
+    """Return the values of a time in the unit of its target, and how many of them say as much as one."""
+    if figure == "response_s":
+        return np.array(figures.response_s), compute_dependence(load, figures.seconds_per_request(load))
+    return 1000 * np.array(figures.call_s), 1.0
 
 
 def _list_targets(figure: Figure, limits: Mapping[Any, float | None] | None) -> list[Target]:

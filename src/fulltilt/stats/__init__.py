@@ -24,4 +24,5 @@ from fulltilt.stats.intervals import (
     compute_t_quantile,
     compute_trimmed_interval,
 )
+from fulltilt.stats.sequential import ShareTest, estimate_dependence, judge_share
 from fulltilt.stats.steady import find_steady_start

@@ -7,7 +7,8 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from fulltilt.infer.load import count_needed_requests, draw_arrivals_s, serve
+from fulltilt.infer.load.arrivals import count_needed_requests, draw_arrivals_s, plan_arrivals
+from fulltilt.infer.load.loop import serve
 from fulltilt.stats import compute_quantile_interval
 
 
@@ -30,8 +31,8 @@ class Worker:
         self.n_done += 1
         return self._service_s
 
-    def serve(self, arrivals_s):
-        return serve(arrivals_s, self.handle, clock=self.clock, sleep=self.sleep)
+    def serve(self, arrivals_s, **more):
+        return serve(arrivals_s, self.handle, clock=self.clock, sleep=self.sleep, **more)
 
 
 def test_a_stall_of_one_second_is_in_the_responses_of_all_who_waited():
@@ -78,3 +79,20 @@ def test_as_many_requests_are_sent_as_the_percentile_needs_and_no_fewer_would_do
     assert count_needed_requests(quantile) == n
     assert 1 - quantile**n >= 0.975 > 1 - quantile ** (n - 1)  # P(largest of n is above the quantile)
     assert compute_quantile_interval(range(n), quantile)[1] == n - 1
+
+
+def test_a_stream_sends_the_next_request_when_the_one_before_is_answered():
+    for scenario in ("single", "multi"):
+        answers = Worker(0.02, stalls={3: 1.0}).serve(plan_arrivals(scenario, 10, None, seed=0))
+        assert [a.response_s for a in answers] == pytest.approx([0.02] * 3 + [1.02] + [0.02] * 6)
+        assert [b.due_s - a.end_s for a, b in itertools.pairwise(answers)] == pytest.approx([0.0] * 9)
+
+
+def test_offline_everything_is_due_at_once():
+    answers = Worker(0.02).serve(plan_arrivals("offline", 10, None, seed=0))
+    assert [a.response_s for a in answers] == pytest.approx([0.02 * (i + 1) for i in range(10)])
+
+
+def test_a_load_ends_when_it_has_told_enough():
+    answers = Worker(0.02).serve(draw_arrivals_s(500, 50, seed=2), is_enough=lambda answers: len(answers) == 37)
+    assert len(answers) == 37

@@ -8,10 +8,14 @@ import pytest
 from fulltilt.config import config_for_object, config_from_values
 from fulltilt.errors import ConfigError, DeviceError, RunFolderError, UsageError
 from fulltilt.infer.check import open_check_folder, plan_check
+from fulltilt.infer.load.loop import Answer
+from fulltilt.infer.measuring import Stopping
 from fulltilt.infer.targets import (
     Figures,
     Load,
     Target,
+    compute_dependence,
+    count_at_most,
     decide,
     estimate_figure,
     judge,
@@ -65,6 +69,7 @@ def test_the_guides_four_targets_have_the_names_of_the_contract_and_368_requests
         ({"response_s": {"p95": 2}}, {}, ConfigError, "needs a load; say how many requests arrive a second"),
         ({"response_s": {"p97": 2}}, {}, ConfigError, r"(?s)p97.*p99"),
         ({"response_s": {"p99": 1}, "requests_per_s": 0.001}, {}, ConfigError, r"state 0\.1 or more"),
+        ({"response_s": {"p99": 1}, "scenario": "offline"}, {}, ConfigError, "has no response times"),
         ({"memory_gib": 1}, {"run": {"device": [0, 1]}}, ConfigError, "names 2 devices"),
         ({"memory_gib": 1}, {"run": {"device": "cuda:77"}}, DeviceError, "cuda:77"),
         ({"memory_gib": 1}, {"weights": "."}, UsageError, "holds no checkpoint; name the folder of a training"),
@@ -196,3 +201,48 @@ def test_too_few_requests_for_a_busy_worker_prove_nothing():
     judged = judge(Target(figure="response_s", statistic="p95", limit=1000.0), figures, load)
     assert (judged.verdict, judged.ci95[1]) == ("not proven", math.inf)
     assert plan_requests(load, 1.0) == 120 * 0.8 + 4, "the least, which is more than MAX_LOAD_S allows"
+
+
+@pytest.mark.parametrize(("scenario", "samples"), [("single", 1), ("multi", 8), ("offline", 8)])
+def test_streams_and_offline_need_no_rate_and_have_samples_of_their_own(scenario, samples):
+    config = build_config(batch_latency_ms={"p99": 100}, scenario=scenario, requests_per_s=5)
+    load = plan_load(config, plan_targets(config))
+    assert (load.scenario, load.requests_per_s, load.samples_per_request) == (scenario, None, samples)
+    assert (load.n_requests, load.expected_s) == (368, 0.0)
+    assert compute_dependence(load, 10.0) == 1
+
+
+def build_stopping(*, limit=100.0, n_planned=368):
+    target = Target(figure="batch_latency_ms", statistic="p99", limit=limit)
+    return Stopping([target, Target(figure="memory_gib", statistic=None, limit=1)], LOAD, build_figures(), n_planned)
+
+
+def find_end(stopping, calls_s):
+    """Return after how many answers the load ends, and how often it was looked at."""
+    answers, n_looks = [], 0
+    for call_s in calls_s:
+        answers.append(Answer(due_s=0.0, start_s=0.0, end_s=0.1, call_s=call_s))
+        if len(answers) >= stopping.next_look:
+            n_looks += 1
+            if stopping.look(answers):
+                break
+    return len(answers), n_looks
+
+
+def test_a_load_ends_with_its_plan_where_that_decides_and_goes_on_where_it_does_not():
+    assert find_end(build_stopping(), [0.05] * 2000)[0] == 368
+    once_late = [0.05] * 100 + [0.5] + [0.05] * 2000
+    n_sent, n_looks = find_end(build_stopping(), once_late)
+    assert 612 < n_sent < 1300, "one hiccup leaves p99 of 368 open, the test decides later"
+    assert n_looks < 40, "a look makes a request wait"
+
+
+def test_a_load_that_is_refused_ends_before_its_plan_is_through():
+    assert find_end(build_stopping(), [0.5] * 368)[0] == 50
+    assert find_end(build_stopping(n_planned=20), [0.5] * 368)[0] == 20
+
+
+def test_more_requests_than_planned_are_bounded_in_number_and_time():
+    assert count_at_most(LOAD, 100) == 240, "two minutes at 2 a second"
+    assert count_at_most(LOAD, 400) == 400, "no fewer than planned"
+    assert count_at_most(Load(requests_per_s=None, samples_per_request=1, n_requests=1, seed=0), 50) == 200

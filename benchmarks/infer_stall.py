@@ -1,0 +1,86 @@
+"""Measure whether a stall of a server shows in the percentiles of the load: open loop, and closed loop beside it.
+
+The server stands still for a second in the middle of a minute (``benchmarks/_stalling_server.py``). The open loop sends
+100 requests a second whatever it does; the closed loop, as many load generators are, sends the next request when the
+one before is answered and measures from the sending.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from benchmarks._runner import Context, Findings
+from benchmarks._schema import Arm, build_arm, judge
+from fulltilt.infer.load.http import HttpLoad
+from fulltilt.infer.load.outcome import LoadOutcome, LoadPlan
+
+CLAIM = (
+    "A stall of 1 s at 100 requests/s over 60 s shows as a p99 of at least 300 ms; a closed loop shows less than 30 ms."
+)
+NEEDS_PEERS = False
+DEVICES = ("cpu",)
+
+RATE_PER_S, SECONDS, N_REPEATS = 100.0, 60.0, 6
+SERVICE_S = 0.003
+OPEN, CLOSED = "open loop", "closed loop"
+UNIT = "load of a fresh server"
+
+
+def run(context: Context) -> Findings:
+    seconds = 6.0 if context.quick else SECONDS
+    found: dict[str, list[LoadOutcome]] = {OPEN: [], CLOSED: []}
+    for number in range(context.n_repeats or (1 if context.quick else N_REPEATS)):
+        for arm, outcomes in found.items():
+            with start_server(seconds / 2) as url:
+                outcomes.append(load_server(url, arm, seconds, seed=number))
+            p99_ms = outcomes[-1].response_ms["p99"].measured
+            print(f"{number + 1}: {arm}: p99 {p99_ms:.1f} ms", file=sys.stderr, flush=True)
+    arms = [arm for name, outcomes in found.items() for arm in describe_outcomes(name, outcomes)]
+    p99_ms = {name: [outcome.response_ms["p99"].measured for outcome in outcomes] for name, outcomes in found.items()}
+    targets = (
+        judge("open loop: least p99 of the repeats, ms", min(p99_ms[OPEN]), None, at_least=300),
+        judge("closed loop: largest p99 of the repeats, ms", max(p99_ms[CLOSED]), None, at_most=30),
+    )
+    note = f"the server answers one request after the other, each in {1000 * SERVICE_S:g} ms, from its own process"
+    return Findings(arms=tuple(arms), targets=targets, notes=(note,))
+
+
+@contextlib.contextmanager
+def start_server(stall_at_s: float) -> Iterator[str]:
+    """Start a server of its own and yield its URL."""
+    words = [sys.executable, "-m", "benchmarks._stalling_server", str(SERVICE_S), str(stall_at_s)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdout, contextlib.ExitStack() as stack:
+        stack.callback(process.wait)
+        stack.callback(process.stdin.close)
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+
+
+def load_server(url: str, arm: str, seconds: float, *, seed: int) -> LoadOutcome:
+    is_open = arm == OPEN
+    plan = LoadPlan(
+        url=url,
+        scenario="server" if is_open else "single",
+        requests_per_s=RATE_PER_S if is_open else None,
+        seconds=seconds,
+        seed=seed,
+    )
+    return HttpLoad(plan, ['{"inputs":[[0]]}']).run()
+
+
+def describe_outcomes(arm: str, outcomes: list[LoadOutcome]) -> Iterator[Arm]:
+    shared = {"case": "a stall of 1 s", "arm": arm, "unit_of_replication": UNIT}
+    for name in ("p50", "p99", "max"):
+        values = [outcome.response_ms[name].measured for outcome in outcomes]
+        if all(map(math.isfinite, values)):
+            yield build_arm(values, metric=f"response_{name}_ms", **shared)
+    yield build_arm([float(outcome.n_requests) for outcome in outcomes], metric="requests", **shared)
+    yield build_arm(
+        [outcome.generator_late_ms["p99"] for outcome in outcomes], metric="generator_late_p99_ms", **shared
+    )

@@ -1,0 +1,321 @@
+"""``fulltilt infer load``: load a server over HTTP, open loop, and hold its responses to a limit."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+from math import isinf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fulltilt.cli._shared import build_console, print_result, show_progress, write_json
+from fulltilt.cli._signals import Terminated
+from fulltilt.errors import UsageError
+from fulltilt.records import format_rate
+from fulltilt.report.latency import draw_histogram
+from fulltilt.report.summary import count, format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from fulltilt.infer.load.http import HttpLoad
+    from fulltilt.infer.load.outcome import LoadOutcome, LoadPlan
+    from fulltilt.infer.load.rate import FoundRate
+
+EXIT_MISSED = 3
+STYLES = {"met": "green", "missed": "bold red", "not proven": "yellow", None: None}
+N_SAMPLES = 256  # that is all a server has
+UNLIMITED_S, LIMITED_S, TRY_S, ALONE_S = 10.0, 60.0, 30.0, 2.0
+SPARE = 1.2  # times the responses that a proof needs at least
+
+HELP = "load a server over HTTP, open loop, and hold its responses to a limit"
+DESCRIPTION = (
+    "Sends requests to a server from a process of its own, at times that were drawn beforehand; a response counts from "
+    "then on, however late it was sent, and what fails counts as late. With a limit the load ends as soon as a test "
+    "that may be looked at all the time has decided. Rate and limit are those that the served artefact promises unless "
+    "they are given. Exit code 0: the limit is met, or there is none; 3: it is missed or not proven."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="of the server; one with a path gets the requests there")
+    parser.add_argument("--requests-per-s", type=float, metavar="R", help="requests that arrive a second")
+    parser.add_argument(
+        "--scenario",
+        choices=("server", "single", "multi", "offline"),
+        default="server",
+        help="server (default): Poisson arrivals; single: one at a time; multi: one of 8 samples at a time; "
+        "offline: as many as the server takes",
+    )
+    parser.add_argument(
+        "--seconds", type=float, metavar="S", help="at most (60; without a limit 10; a try of --find-rate 30)"
+    )
+    parser.add_argument("--p99-ms", type=float, metavar="L", help="99 %% of the responses are to be within so long")
+    parser.add_argument("--percentile", type=float, default=99.0, metavar="P", help="another share, with --limit-ms")
+    parser.add_argument("--limit-ms", type=float, metavar="L", help="the limit of that share")
+    parser.add_argument("--samples-per-request", type=int, metavar="N", help="default 1, of multi 8")
+    parser.add_argument("--find-rate", action="store_true", help="find the highest rate within the limit")
+    parser.add_argument("--inputs", metavar="FILE", help="JSON list of samples (default: the server's own)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the arrivals")
+    parser.add_argument(
+        "--token-file", metavar="F", help="holds the server's token (default: FULLTILT_INFER_TOKEN of the environment)"
+    )
+    parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from fulltilt.infer.load.http import build_bodies
+
+    token = read_token(args)
+    plan = plan_load(args, token)
+    bodies = build_bodies(read_samples(args, token), plan.samples_per_request)
+    console = build_console(to_stderr=args.json == "-", is_screen=True)
+    if args.find_rate:
+        return _find_rate(args, console, plan, bodies, token)
+    outcome, interruption = _run_one(plan, bodies, token)
+    write_json(args.json, outcome)
+    print_outcome(console, outcome, is_verbose=args.verbose)
+    if interruption is not None:
+        raise interruption
+    is_fine = outcome.verdict == "met" or (outcome.verdict is None and not (outcome.why or outcome.unanswered))
+    return 0 if is_fine else EXIT_MISSED
+
+
+def read_token(args: argparse.Namespace) -> str | None:
+    if not args.token_file:
+        return os.environ.get("FULLTILT_INFER_TOKEN") or None
+    try:
+        return Path(args.token_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {args.token_file} cannot be read ({error})") from None
+
+
+def read_samples(args: argparse.Namespace, token: str | None) -> list[Any]:
+    """Read the samples of the requests: of a file, or of the server itself."""
+    from fulltilt.infer.load.http import fetch
+
+    if args.inputs:
+        try:
+            found = json.loads(Path(args.inputs).read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--inputs {args.inputs} holds no JSON ({error}); write a list of samples") from None
+        where = f"--inputs {args.inputs}"
+    else:
+        try:
+            found = fetch(args.url, f"/v1/samples?n={N_SAMPLES}", token=token)
+        except UsageError as error:
+            raise UsageError(f"{error}; start it by fulltilt infer serve, or give --inputs FILE.json") from None
+        where = args.url
+    samples = found.get("inputs") if isinstance(found, dict) else found
+    if not isinstance(samples, list) or not samples:
+        raise UsageError(f'{where} holds no samples; a list of them, or {{"inputs": [sample, …]}}, is needed')
+    return samples
+
+
+def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
+    """Plan the load from flags, and from what the served artefact promises where they say nothing."""
+    from fulltilt.infer.load.arrivals import SAMPLES_PER_REQUEST
+    from fulltilt.infer.load.outcome import MIN_S, LoadPlan
+
+    for flag in ("requests_per_s", "seconds", "p99_ms", "limit_ms", "samples_per_request"):
+        if (value := getattr(args, flag)) is not None and not (value > 0 and not isinf(value)):
+            raise UsageError(f"--{flag.replace('_', '-')} {value} has to be above 0")
+    if not 0 < args.percentile < 100:
+        raise UsageError(f"--percentile {args.percentile:g} has to be between 0 and 100")
+    limit_ms, quantile = args.p99_ms or args.limit_ms, 0.99 if args.p99_ms else args.percentile / 100
+    rate_per_s = args.requests_per_s
+    is_stated = args.inputs or args.scenario != "server" or (limit_ms and (rate_per_s or args.find_rate))
+    promise = None if is_stated else _fetch_promise(args.url, token)
+    if promise and not limit_ms:
+        limit_ms, quantile = 1000 * promise["limit_s"], promise["quantile"]
+    if promise and not rate_per_s:
+        rate_per_s = promise["requests_per_s"]
+    if args.scenario == "server" and not rate_per_s and not args.find_rate:
+        raise UsageError(
+            "the served artefact promises no rate; say how many requests arrive, such as --requests-per-s 20"
+        )
+    if args.find_rate and (not limit_ms or args.scenario != "server"):
+        raise UsageError("--find-rate needs a limit and Poisson arrivals; give --p99-ms, and no other --scenario")
+    if args.scenario == "offline":
+        limit_ms = None
+    longest_s = TRY_S if args.find_rate else LIMITED_S if limit_ms else UNLIMITED_S
+    seconds = args.seconds or longest_s
+    return LoadPlan(
+        url=args.url,
+        scenario=args.scenario,
+        requests_per_s=rate_per_s if args.scenario == "server" else None,
+        seconds=seconds,
+        min_s=min(MIN_S, seconds),
+        samples_per_request=args.samples_per_request or SAMPLES_PER_REQUEST.get(args.scenario, 1),
+        quantile=quantile,
+        limit_s=limit_ms and limit_ms / 1000,
+        seed=args.seed,
+    )
+
+
+def _fetch_promise(url: str, token: str | None) -> dict[str, Any] | None:
+    from fulltilt.infer.load.http import fetch
+
+    try:
+        return fetch(url, "/v1/manifest", token=token).get("promise")
+    except UsageError:
+        return None  # another server; the flags have to say it
+
+
+def _run_one(
+    plan: LoadPlan, bodies: list[str], token: str | None
+) -> tuple[LoadOutcome, KeyboardInterrupt | Terminated | None]:
+    """Run a load; where it is interrupted, return what was measured until then."""
+    from fulltilt.infer.load.http import HttpLoad
+
+    load = HttpLoad(plan, bodies, token=token)
+    with show_progress("loading") as progress:
+
+        def tell(now_s: float, load: HttpLoad) -> None:
+            progress(min(now_s, plan.seconds), max(plan.seconds, now_s), load.describe())
+
+        try:
+            return load.run(on_look=tell), None
+        except (KeyboardInterrupt, Terminated) as interruption:
+            interruption.add_note("what was measured until then is above")
+            load.ended = "interrupted"
+            return load.build_outcome(), interruption
+
+
+def print_outcome(console: Console, outcome: LoadOutcome, *, is_verbose: bool) -> None:
+    verdict = outcome.verdict or ("not proven" if outcome.why else None)
+    print_result(console, describe_outcome(outcome), style=STYLES[verdict])
+    console.print(_build_table(outcome))
+    limit_s = outcome.plan.limit_s
+    for line in draw_histogram(outcome.histogram, limit=limit_s and 1000 * limit_s):
+        console.print(line)
+    for line in [*_describe_load(outcome), *(_describe_details(outcome) if is_verbose else [])]:
+        console.print(f"· {line}")
+
+
+def describe_outcome(outcome: LoadOutcome) -> str:
+    """Return the result in one sentence."""
+    plan = outcome.plan
+    name = f"p{100 * plan.quantile:g}"
+    figure_ms = outcome.response_ms[name.replace(".", "")].measured
+    figure = "no answer" if isinf(figure_ms) else f"{format_rate(figure_ms)} ms"
+    rate = f" under {format_rate(plan.requests_per_s)} requests/s" if plan.requests_per_s else ""
+    if plan.scenario == "offline":
+        said = f"{format_rate(outcome.samples_per_s)} samples/s, {count(outcome.n_requests, 'request')} at once"
+    elif plan.limit_s is None:
+        said = f"{name} is {figure}{rate}"
+    else:
+        limit = f"{format_rate(1000 * plan.limit_s)} ms"
+        late = f"{format_late(outcome)} late" if outcome.late_share else ""
+        said = {
+            "met": f"The limit is met: {name} is {figure}, within {limit},{rate} ({late})",
+            "missed": f"The limit is missed: {name} is {figure}, beyond {limit},{rate} ({late})",
+            "not proven": f"Not proven: {name} is {figure}, the limit is {limit},{rate} ({late})",
+        }[outcome.verdict or "not proven"]
+    why = f"; {outcome.why}" if outcome.why else ""
+    is_whole = outcome.ended in ("schedule", "decided")
+    end = "" if is_whole else f"; {outcome.ended} after {format_duration(outcome.seconds)}"
+    return f"{said}{why}{end}."
+
+
+def format_late(outcome: LoadOutcome) -> str:
+    assert outcome.late_share is not None
+    return f"{100 * outcome.late_share.measured:.2g} %"
+
+
+def _build_table(outcome: LoadOutcome) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("response", "ms", "95 % interval"):
+        table.add_column(name, justify="left" if name == "response" else "right")
+    for name, estimate in outcome.response_ms.items():
+        low, high = ("no bound" if isinf(bound) else format_rate(bound) for bound in estimate.ci95)
+        measured = "no answer" if isinf(estimate.measured) else format_rate(estimate.measured)
+        table.add_row(
+            "p99.9" if name == "p999" else name, measured, "largest seen" if name == "max" else f"{low} to {high}"
+        )
+    return table
+
+
+def _describe_load(outcome: LoadOutcome) -> list[str]:
+    from fulltilt.infer.load.arrivals import DESCRIPTIONS
+
+    plan = outcome.plan
+    rate = f" at {format_rate(plan.requests_per_s)}/s" if plan.requests_per_s else ""
+    lines = [
+        f"load: {count(outcome.n_requests, 'request')} of {count(plan.samples_per_request, 'sample')} in "
+        f"{format_duration(outcome.seconds)}, {DESCRIPTIONS[plan.scenario]}{rate}; "
+        f"{format_rate(outcome.answered_per_s)}/s answered"
+    ]
+    if outcome.unanswered:
+        failed = ", ".join(f"{name}: {n:,}" for name, n in outcome.unanswered.items())
+        lines.append(f"no proper answer, counted as late: {failed}")
+    if outcome.cached_share:
+        lines.append(
+            f"{100 * outcome.cached_share:.0f} % of the samples came from the server's cache, not from its model"
+        )
+    late_ms = outcome.generator_late_ms
+    lines.append(f"the generator itself was {late_ms['p50']:.2g} ms late in the median, {late_ms['p99']:.2g} ms at p99")
+    return lines
+
+
+def _describe_details(outcome: LoadOutcome) -> list[str]:
+    test = outcome.test
+    lines = [f"dependence: {outcome.dependence:.2g} neighbouring responses say as much as one"]
+    if test is not None:
+        lines.append(
+            f"test: {test.decision} after {count(test.n_blocks, 'block')}; evidence {test.evidence_for:.3g} for, "
+            f"{test.evidence_against:.3g} against, {1 / outcome.plan.alpha:.4g} decides"
+        )
+    return [*lines, f"ended: {outcome.ended}"]
+
+
+def _find_rate(args: argparse.Namespace, console: Console, plan: LoadPlan, bodies: list[str], token: str | None) -> int:
+    from fulltilt.infer.load.http import MAX_RATE_PER_S
+    from fulltilt.infer.load.rate import MAX_TRIES, find_rate
+    from fulltilt.stats.sequential import count_accepting
+
+    aside = build_console(to_stderr=True)
+
+    def load_at(rate_per_s: float) -> LoadOutcome:
+        trial = dataclasses.replace(plan, requests_per_s=rate_per_s, alpha=plan.alpha / MAX_TRIES)
+        outcome, interruption = _run_one(trial, bodies, token)
+        aside.print(describe_outcome(outcome))
+        if interruption is not None:
+            raise interruption
+        return outcome
+
+    needed = count_accepting(1 - plan.quantile, plan.alpha / MAX_TRIES)
+    start_per_s = plan.requests_per_s or _measure_alone(plan, bodies, token)
+    found = find_rate(load_at, start_per_s, min_per_s=SPARE * needed / plan.seconds, max_per_s=MAX_RATE_PER_S)
+    write_json(args.json, found)
+    print_result(console, describe_found(found, plan), style=STYLES["met" if found.accepted else "missed"])
+    if found.accepted:
+        print_outcome(console, found.accepted, is_verbose=args.verbose)
+    return 0 if found.accepted else EXIT_MISSED
+
+
+def _measure_alone(plan: LoadPlan, bodies: list[str], token: str | None) -> float:
+    """Measure how many requests a second are answered one after the other."""
+    alone = dataclasses.replace(plan, scenario="single", requests_per_s=None, limit_s=None, seconds=ALONE_S)
+    outcome, interruption = _run_one(alone, bodies, token)
+    if interruption is not None:
+        raise interruption
+    return outcome.answered_per_s
+
+
+def describe_found(found: FoundRate, plan: LoadPlan) -> str:
+    limit = f"p{100 * plan.quantile:g} within {format_rate(1000 * (plan.limit_s or 0.0))} ms"
+    if found.accepted is None:
+        return (
+            f"No rate was met with {limit}; the lowest tried is {format_rate(found.refused_per_s or 0.0)} requests/s."
+        )
+    held = format_rate(found.accepted.plan.requests_per_s or 0.0)
+    beyond = f", {format_rate(found.refused_per_s)} are too many" if found.refused_per_s else ""
+    return (
+        f"{held} requests/s are met with {limit}{beyond} ({count(len(found.tries), 'try').replace('trys', 'tries')})."
+    )

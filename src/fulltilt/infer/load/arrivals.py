@@ -1,0 +1,45 @@
+"""Plan when requests arrive, as the four scenarios of MLPerf's LoadGen have it.
+
+Source: MLCommons, MLPerf inference rules, Scenarios (2026).
+"""
+
+import math
+from typing import Literal
+
+import numpy as np
+
+Scenario = Literal["server", "single", "multi", "offline"]
+SAMPLES_PER_REQUEST = {"single": 1, "multi": 8}
+"""What a request holds unless it is stated."""
+DESCRIPTIONS = {
+    "server": "Poisson arrivals",
+    "single": "one stream, each request when the one before is answered",
+    "multi": "one stream of several samples a request, each when the one before is answered",
+    "offline": "everything at once",
+}
+MIN_REQUESTS = 100
+"""For a mean, a maximum and a median, which need no upper bound from the order of the values, or nearly none."""
+
+
+def draw_arrivals_s(n_requests: int, requests_per_s: float, *, seed: int) -> list[float]:
+    """Draw the arrival times of a Poisson process: independent, exponential gaps."""
+    gaps_s = np.random.default_rng(seed).exponential(1 / requests_per_s, n_requests)
+    return np.cumsum(gaps_s).tolist()
+
+
+def plan_arrivals(
+    scenario: Scenario, n_requests: int, requests_per_s: float | None, *, seed: int
+) -> list[float | None]:
+    """Plan arrival times; None stands for as soon as the request before is answered."""
+    if scenario == "server":
+        assert requests_per_s is not None
+        return [*draw_arrivals_s(n_requests, requests_per_s, seed=seed)]
+    return [0.0 if scenario == "offline" else None] * n_requests
+
+
+def count_needed_requests(quantile: float, confidence: float = 0.95) -> int:
+    """Return how many requests an upper bound of ``quantile`` needs: 368 for 0.99, 72 for 0.95.
+
+    The largest of n values is below the true quantile with probability quantile^n; that has to be within one tail.
+    """
+    return math.ceil(math.log(0.5 - confidence / 2) / math.log(quantile))

@@ -1,0 +1,43 @@
+"""Draw the distribution of latencies: lines of a terminal, and a page with its percentiles."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+
+from fulltilt.records import format_rate
+from fulltilt.report.charts import Point, build_curve_chart
+from fulltilt.report.html import build_figure, build_page
+
+WIDTH = 44  # of the longest bar
+N_POINTS = 120
+Bin = tuple[float, float, int]
+
+
+def draw_histogram(bins: Sequence[Bin], *, limit: float | None = None) -> Iterator[str]:
+    """Draw a line for each range of milliseconds; marks the range that holds the limit."""
+    most = max((n for *_, n in bins), default=0)
+    labels = [f"{format_rate(low)} to {format_rate(high)} ms" for low, high, _ in bins]
+    for (low, high, n), label in zip(bins, labels, strict=True):
+        bar = "█" * max(round(WIDTH * n / most), n > 0)
+        mark = f" ← limit {format_rate(limit)} ms" if limit is not None and low <= limit < high else ""
+        yield f"{label:>{max(map(len, labels))}}  {bar}{' ' if n else ''}{n:,}{mark}"
+
+
+def build_latency_page(title: str, curves: Mapping[str, Sequence[float]]) -> str:
+    """Build a page of percentiles: name of what was timed → its milliseconds in ascending order."""
+    lines = {name: [_build_points(name, ordered)] for name, ordered in curves.items()}
+    chart = build_curve_chart(lines, x_title="share of the requests, %", y_title="ms", is_log=True)
+    return build_page(title, [f"<h1>{escape(title)}</h1>", build_figure("Latency by percentile", chart)])
+
+
+def _build_points(name: str, ordered: Sequence[float]) -> list[Point]:
+    """Place points evenly in the middle, and ever closer towards the slowest."""
+    n = len(ordered)
+    ranks = {round(i * (n - 1) / N_POINTS) for i in range(N_POINTS + 1)} | {max(0, n - 1 - k) for k in range(10)}
+    return [
+        Point(
+            x=100 * (rank + 1) / n,
+            y=ordered[rank],
+            label=f"{name}: {100 * (rank + 1) / n:.4g} % within {ordered[rank]:.4g} ms",
+        )
+        for rank in sorted(ranks)
+    ]

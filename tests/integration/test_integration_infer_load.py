@@ -1,0 +1,139 @@
+"""``fulltilt infer load`` as a user runs it, against a server on the loopback."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from tests.standin_server import StandIn
+
+LOAD = [sys.executable, "-m", "fulltilt", "infer", "load"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "FULLTILT_INFER_TOKEN": "of the environment"}
+PATIENCE_S = 120
+EASY = ["--requests-per-s", "1000", "--p99-ms", "60000", "--seconds", "2"]
+
+
+def run_load(*words, expect=0, cwd=None):
+    done = subprocess.run([*LOAD, *map(str, words)], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def test_the_answer_is_the_first_line_and_json_holds_it_all(tmp_path):
+    with StandIn() as server:
+        done = run_load(server.url, *EASY, "--json", "load.json", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("The limit is met: p99 is ")
+    assert "under 1,000 requests/s (0 % late)" in lines[0]
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert any("█" in line for line in lines), "the distribution"
+    document = json.loads((tmp_path / "load.json").read_text())
+    assert list(document)[:3] == ["version", "verdict", "why"]
+    assert (document["verdict"], document["unanswered"]) == ("met", {})
+    assert document["plan"]["limit_s"] == 60
+    low, high = document["response_ms"]["p50"]["ci95"]
+    assert low <= document["response_ms"]["p50"]["measured"] <= high
+    assert sum(n for *_, n in document["histogram"]) == document["n_requests"]
+    assert document["test"]["decision"] == "accepted"
+    assert server.bodies[0]["inputs"] == [[0.5, 1.5]], "the server's own samples"
+    assert "Authorization: Bearer of the environment" in server.heads[0]
+
+
+def test_a_limit_out_of_reach_is_missed_at_once_and_refusals_are_told():
+    with StandIn(answer=lambda number, body: (429, {}) if number % 2 else (200, {})) as server:
+        words = [server.url, "--requests-per-s", "200", "--p99-ms", "60000", "--seconds", "60", "--verbose"]
+        done = run_load(*words, expect=3)
+    assert done.stdout.startswith("The limit is missed: p99 is no answer, beyond 60,000 ms, under 200 requests/s (")
+    assert "no proper answer, counted as late: 429: " in done.stdout
+    assert "refused after" in done.stdout
+
+
+def test_rate_and_limit_are_those_that_the_artefact_promises_unless_they_are_given():
+    promise = {"requests_per_s": 321.0, "limit_s": 30.0, "quantile": 0.95}
+    with StandIn(documents={"/v1/manifest": {"promise": promise}}) as server:
+        done = run_load(server.url, "--seconds", "1", "--json", "-")
+        plan = json.loads(done.stdout)["plan"]
+        assert (plan["requests_per_s"], plan["limit_s"], plan["quantile"]) == (321.0, 30.0, 0.95)
+        assert done.stderr.splitlines()[-20:], "people read stderr then"
+    with StandIn(documents={"/v1/manifest": {"promise": None}}) as server:
+        assert "--requests-per-s 20" in run_load(server.url, expect=2).stderr
+
+
+def test_another_server_is_loaded_at_its_path_with_samples_of_a_file(tmp_path):
+    (tmp_path / "samples.json").write_text("[[1], [2], [3]]")
+    (tmp_path / "token").write_text("of a file\n")
+    with StandIn() as server:
+        words = ["--inputs", "samples.json", "--scenario", "multi", "--seconds", "0.3", "--token-file", "token"]
+        done = run_load(f"{server.url}/mine", *words, cwd=tmp_path)
+    assert done.stdout.startswith("p99 is ")
+    assert server.heads[0].startswith("POST /mine ")
+    assert "Bearer of a file" in server.heads[0]
+    assert server.bodies[0]["inputs"] == [[1], [2], [3], [1], [2], [3], [1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--requests-per-s", "1e9"], "sends at most 10,000 a second"),
+        (["--requests-per-s", "0"], "--requests-per-s 0.0 has to be above 0"),
+        (["--requests-per-s", "10", "--p99-ms", "-1"], "--p99-ms -1.0 has to be above 0"),
+        (["--requests-per-s", "10", "--percentile", "100"], "has to be between 0 and 100"),
+        (["--find-rate"], "--find-rate needs a limit"),
+        (["--inputs", "missing.json", "--requests-per-s", "1"], "--inputs missing.json holds no JSON"),
+        (["--token-file", "missing"], "--token-file missing cannot be read"),
+    ],
+)
+def test_wrong_words_are_refused(words, said):
+    with StandIn() as server:
+        assert said in run_load(server.url, *words, expect=2).stderr
+    assert server.bodies == []
+
+
+def test_what_is_no_server_is_refused_with_the_remedy():
+    with StandIn(documents={"/v1/samples": b"no JSON"}) as server:
+        pass
+    words = ["--requests-per-s", "5"]
+    said = run_load(server.url, *words, expect=2).stderr
+    assert "nobody answers at http://127.0.0.1:" in said
+    assert "fulltilt infer serve" in said
+    with StandIn(documents={"/v1/samples": b"no JSON"}) as server:
+        assert "something that is no JSON" in run_load(server.url, *words, expect=2).stderr
+    with StandIn(documents={"/v1/samples": {"inputs": []}}) as server:
+        assert "holds no samples" in run_load(server.url, *words, expect=2).stderr
+
+
+def test_what_was_measured_is_told_when_the_load_is_interrupted(tmp_path):
+    with StandIn() as server:
+        words = [server.url, "--requests-per-s", "100", "--seconds", "600", "--json", "load.json"]
+        process = subprocess.Popen(
+            [*LOAD, *words], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            while len(server.bodies) < 50:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.05)
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            told, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "; interrupted after" in told.splitlines()[0]
+    assert said.splitlines()[-1] == "fulltilt infer: interrupted: what was measured until then is above"
+    assert json.loads((tmp_path / "load.json").read_text())["n_requests"] >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_the_highest_rate_within_a_limit_is_found(tmp_path):
+    with StandIn(pause_s=lambda number: 0.002) as server:  # one after the other: less than 500 a second
+        words = ["--find-rate", "--p99-ms", "500", "--seconds", "15"]
+        done = run_load(server.url, *words, "--json", "rate.json", cwd=tmp_path)
+    found = json.loads((tmp_path / "rate.json").read_text())
+    held = found["accepted"]["plan"]["requests_per_s"]
+    assert held < found["refused_per_s"] < 500 * 1.2
+    assert done.stdout.startswith(f"{held:.3g} requests/s are met with p99 within 500 ms")

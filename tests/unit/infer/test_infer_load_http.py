@@ -1,0 +1,145 @@
+"""The open loop over HTTP against a server on the loopback whose every answer is decided here."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.standin_server import StandIn
+
+from fulltilt.errors import FulltiltError, UsageError
+from fulltilt.infer.load.arrivals import draw_arrivals_s
+from fulltilt.infer.load.http import HttpLoad, build_bodies, fetch
+from fulltilt.infer.load.outcome import LoadPlan
+
+BODIES = build_bodies([1, 2, 3], 1)
+
+
+def run_load(url, *, bodies=BODIES, token=None, **plan):
+    plan = LoadPlan(url=url, **{"requests_per_s": 200.0, "seconds": 0.5, **plan})
+    load = HttpLoad(plan, bodies, token=token)
+    return load.run(), load
+
+
+def test_every_request_of_the_schedule_is_sent_at_its_time_and_none_is_lost():
+    with StandIn() as server:
+        outcome, load = run_load(server.url, token="secret")
+    responses = load.select()
+    assert responses.due_s.tolist() == pytest.approx([s for s in draw_arrivals_s(100, 200.0, seed=0) if s <= 0.5])
+    assert len(server.bodies) == outcome.n_requests == len(responses) > 70
+    assert (responses.generator_late_s >= 0).all()
+    assert (responses.response_s > responses.generator_late_s).all()
+    sent = [body["inputs"][0] for body in server.bodies]
+    assert max(map(sent.count, (1, 2, 3))) - min(map(sent.count, (1, 2, 3))) <= 1, "in turn"
+    assert server.heads[0].startswith("POST /v1/predict HTTP/1.1\r\n")
+    assert "Authorization: Bearer secret\r\n" in server.heads[0]
+    assert outcome.ended == "schedule"
+    assert (outcome.verdict, outcome.unanswered, outcome.cached_share) == (None, {}, 0.0)
+
+
+def test_a_stall_of_the_server_is_in_the_responses_of_all_who_came_meanwhile():
+    with StandIn(pause_s=lambda number: 0.4 if number == 40 else 0.0) as server:
+        outcome, _ = run_load(server.url, requests_per_s=100.0, seconds=1.0)
+    assert outcome.response_ms["p90"].measured >= 100, "4 in 10 came during the stall, each waited for its rest"
+    assert outcome.response_ms["max"].measured >= 400
+
+
+def test_what_the_server_refuses_counts_as_late_and_is_named():
+    refusals = {5: 429, 6: 503, 7: 504}
+    with StandIn(answer=lambda number, body: (refusals.get(number, 200), {"cached": [True, False]})) as server:
+        outcome, _ = run_load(server.url, limit_s=5.0, min_s=9.0, samples_per_request=2)
+    assert outcome.unanswered == {"429": 1, "503": 1, "504": 1}
+    assert outcome.late_share.measured == pytest.approx(3 / outcome.n_requests)
+    assert outcome.response_ms["max"].measured == float("inf")
+    assert outcome.cached_share == pytest.approx(0.5)
+
+
+def test_a_request_that_is_never_answered_times_out_as_late():
+    with StandIn(pause_s=lambda number: 0.0 if number < 10 else 60.0) as server:
+        outcome, _ = run_load(server.url, limit_s=0.2, min_s=9.0, timeout_s=0.3)
+    assert outcome.unanswered["timed out"] == outcome.n_requests - 10
+    assert outcome.late_share.measured > 0.5
+
+
+def test_a_server_that_dies_is_told_and_what_was_measured_is_kept():
+    with StandIn(die_after=50) as server:
+        outcome, _ = run_load(server.url, seconds=60.0, limit_s=1.0, min_s=99.0)
+    assert outcome.ended == "the server was gone"
+    assert outcome.n_requests - outcome.unanswered["connection broken"] == 50
+    assert outcome.seconds < 30
+
+
+def test_connections_that_the_server_closes_cost_no_request():
+    with StandIn(closes=True) as server:
+        outcome, _ = run_load(server.url)
+    assert outcome.unanswered == {}
+    assert server.n_connections >= outcome.n_requests == len(server.bodies)
+
+
+def test_a_load_ends_as_soon_as_its_limit_is_proven():
+    with StandIn() as server:
+        outcome, _ = run_load(server.url, requests_per_s=1000.0, seconds=100.0, limit_s=60.0, min_s=0.1)
+    assert (outcome.verdict, outcome.ended) == ("met", "decided")
+    assert outcome.test.decision == "accepted"
+    assert outcome.n_requests < 50_000
+
+
+@pytest.mark.parametrize("scenario", ["single", "multi"])
+def test_a_stream_has_one_request_open_at_a_time(scenario):
+    with StandIn(pause_s=lambda number: 0.01) as server:
+        outcome, load = run_load(server.url, requests_per_s=None, scenario=scenario, seconds=0.4)
+    assert server.n_connections == 1
+    assert outcome.n_requests <= 41
+    assert outcome.response_ms["p50"].measured >= 10
+    assert np.all(np.diff(load.select().due_s) >= 0.01)
+
+
+def test_offline_as_many_are_open_as_connections_allow():
+    with StandIn(pause_s=lambda number: 0.01) as server:
+        outcome, _ = run_load(server.url, requests_per_s=None, scenario="offline", seconds=0.4)
+    assert 32 <= server.n_connections <= 64
+    assert outcome.samples_per_s > 0
+
+
+def test_an_interrupted_load_keeps_what_was_measured_and_no_process():
+    with StandIn() as server:
+        load = HttpLoad(LoadPlan(url=server.url, requests_per_s=50.0, seconds=600.0), BODIES)
+
+        def interrupt(now_s, load):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            load.run(on_look=interrupt)
+    assert load.build_outcome().n_requests > 0
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+    assert not [pid for pid in children if "load.sender" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"url": "http://127.0.0.1:1", "requests_per_s": 1e9}, "one process sends at most 10,000 a second"),
+        ({"url": "http://127.0.0.1:1", "requests_per_s": 0.0}, "has to be above 0"),
+        ({"url": "http://127.0.0.1:1", "requests_per_s": 1e4, "seconds": 1e6}, "give fewer seconds"),
+        ({"url": "nowhere:80/x", "requests_per_s": 1.0}, "is no URL of a server"),
+        ({"url": "ftp://127.0.0.1/", "requests_per_s": 1.0}, "is no URL of a server"),
+    ],
+)
+def test_a_load_that_cannot_be_is_refused_beforehand(plan, said):
+    with pytest.raises(UsageError, match=said):
+        HttpLoad(LoadPlan(**plan), BODIES)
+
+
+def test_what_is_no_server_of_ours_is_told_apart():
+    with StandIn(documents={"/v1/samples": b"<html>"}) as server:
+        with pytest.raises(UsageError, match="something that is no JSON"):
+            fetch(server.url, "/v1/samples")
+        with pytest.raises(UsageError, match="answers 404"):
+            fetch(server.url, "/v1/manifest")
+    with pytest.raises(UsageError, match=r"nobody answers at http://127\.0\.0\.1:\d+ \(.*refused"):
+        fetch(server.url, "/v1/samples")
+
+
+def test_a_load_of_nothing_says_so():
+    with StandIn() as server, pytest.raises(FulltiltError, match=r"no request to .* ended"):
+        HttpLoad(LoadPlan(url=server.url, requests_per_s=1.0), BODIES).build_outcome()
