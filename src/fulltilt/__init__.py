@@ -9,11 +9,11 @@ from fulltilt._version import __version__
 
 if TYPE_CHECKING:
     from fulltilt.tasks import Workload
-    from fulltilt.tuner import tune
+    from fulltilt.tuner import find_batch_size, tune
 
-__all__ = ["Workload", "__version__", "tune"]
+__all__ = ["Workload", "__version__", "find_batch_size", "tune"]
 
-_HOMES = {"Workload": "fulltilt.tasks", "tune": "fulltilt.cli._notebook"}
+_HOMES = {"Workload": "fulltilt.tasks", "find_batch_size": "fulltilt.tuner", "tune": "fulltilt.cli._notebook"}
 
 
 def __getattr__(name: str) -> Any:

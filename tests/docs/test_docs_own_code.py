@@ -5,6 +5,7 @@ import inspect
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_every_file_of_the_page_is_known():
-    assert [*FILES] == ["train.py", "my_module.py", "from_a_path.py", "my_net.py", "own_model.yaml", "search.py"]
+    names = ["train.py", "my_module.py", "from_a_path.py", "my_net.py", "own_model.yaml", "search.py", "fits.py"]
+    assert [*FILES] == names
     assert len(COMMANDS) == 8
 
 
@@ -56,6 +58,13 @@ def test_the_commands_of_the_page_run(folder, block, capsys):
         assert run_command([*words]) == 0, capsys.readouterr()
     said = capsys.readouterr().out
     assert {"my_module": "Finished", "from_a_path": "Ready", "own_model": "Finished"}[block] in said
+
+
+@pytest.mark.slow
+def test_the_example_of_batches_that_fit_runs(folder):
+    done = subprocess.run([sys.executable, "fits.py"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["512", "512"]
 
 
 def test_the_page_has_every_field_of_a_workload_and_every_argument_of_tune():

@@ -127,7 +127,8 @@ def _describe_result(result: CheckResult) -> str:
         words = [target.name for target in found]
         if len(found) <= 2:  # else the figures are in the table: this is one sentence
             figures = (
-                f"is {format_rate(t.measured)}{' and grows' * (grows and t.name.startswith('response'))}" for t in found
+                f"is {format_rate(t.measured)}{' and grows' * (grows and t.name.startswith(('response', 'first')))}"
+                for t in found
             )
             words = [f"{t.name} {f} (limit {format_rate(t.limit)})" for t, f in zip(found, figures, strict=True)]
         if found:
@@ -143,7 +144,7 @@ def _build_table(result: CheckResult, previous: Mapping[str, float]) -> Table:
     for name in ("target", "limit", "measured", "95 % interval", "verdict", "last time"):
         table.add_column(name, justify="left" if name in ("target", "verdict") else "right")
     for target in result.targets:
-        bound = "≥" if target.name == "samples_per_hour" else "≤"
+        bound = "≥" if target.name in ("samples_per_hour", "tokens_per_s") else "≤"
         low, high = target.ci95
         interval = f"{format_rate(low)} to {'no bound' if high == inf else format_rate(high)}"
         table.add_row(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fulltilt.config import Config
 
 N_OPERATORS = 20  # of a step, shown
+SHAPES_CHARS = 32  # shown; JSON has all
 
 
 def run_data_profile(config: Config, *, json_to: str | None) -> int:
@@ -57,11 +58,13 @@ def run_step_profile(config: Config, *, n_steps: int, out: str | None, json_to: 
             f"{operator.calls_per_step:.1f}",
             f"{operator.cpu_ms_per_step:.3f}",
             "" if operator.device_ms_per_step is None else f"{operator.device_ms_per_step:.3f}",
+            f"{operator.mib_per_step:.2f}",
+            operator.shapes if len(operator.shapes) <= SHAPES_CHARS else f"{operator.shapes[: SHAPES_CHARS - 1]}…",
             f"{operator.share_pct:.1f} %",
         )
         for operator in profile.operators[:N_OPERATORS]
     ]
-    titles = ("operator", "calls a step", "CPU ms a step", "device ms a step", "share")
+    titles = ("operator", "calls a step", "CPU ms a step", "device ms a step", "MiB a step", "shapes", "share")
     title = f"operators of {profile.n_steps} steps on {profile.device}, without what they call"
     console = _tell(config, profile, json_to, title=title, titles=titles, n_words=1, rows=rows)
     if len(devices) > 1:

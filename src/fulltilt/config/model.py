@@ -245,6 +245,13 @@ class Targets(Section):
     memory_gib: PositiveFloat | None = _key(None, "Most memory of the device used.")
     samples_per_hour: PositiveFloat | None = _key(None, "Smallest throughput, batch after batch.")
     response_s: Latency | None = _key(None, "Largest time from scheduled arrival to answer under the load, `{p95: 2}`.")
+    first_token_s: Latency | None = _key(
+        None, "Of models that write text: largest time from scheduled arrival to the first new word, `{p95: 0.5}`."
+    )
+    tokens_per_s: PositiveFloat | None = _key(
+        None, "Of models that write text: smallest rate of new words, request after request."
+    )
+    new_tokens: PositiveInt = _key(64, "Of models that write text: new words that a request asks for.")
     scenario: Literal["server", "single", "multi", "offline"] = _key(
         "server",
         "How requests arrive, as MLPerf has it. `server`: at random times (Poisson); `single`: each when the one "
@@ -252,7 +259,8 @@ class Targets(Section):
     )
     requests_per_s: PositiveFloat | None = _key(
         None,
-        "The load of a server: requests that arrive a second. `batch_latency_ms` and `response_s` need it.",
+        "The load of a server: requests that arrive a second. `batch_latency_ms`, `response_s` and "
+        "`first_token_s` need it.",
     )
     samples_per_request: PositiveInt | None = _key(
         None, "Samples of a request, one batch; null: `data.batch_size`, 1 of `single`, 8 of `multi`."

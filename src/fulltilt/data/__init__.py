@@ -5,7 +5,7 @@ one sample), ``path``, ``base_dir`` (where relative paths start; the working dir
 random split, and arguments of its own. It returns a map-style dataset of (inputs, targets) with ``name``, ``n_classes``
 (None when targets are no classes) and ``sample_shape``, behind the transform. Its ``get_batch(indices)`` reads a whole
 batch, which ``build_loader`` uses in place of one call per sample. Datasets of images also have ``classes``, the names
-by target.
+by target. A class with an attribute ``collate`` has its samples joined by that, where the task says nothing else.
 """
 
 # ruff: noqa: F401
@@ -31,6 +31,7 @@ from fulltilt.data.sensors.sensor import sensor_hdf5
 from fulltilt.data.tables.hdf5 import hdf5
 from fulltilt.data.tables.hdf5_inspect import inspect_hdf5
 from fulltilt.data.tables.hdf5_repack import repack_hdf5
+from fulltilt.data.text.passages import Passages
 from fulltilt.data.text.prepare import prepare_text
 from fulltilt.data.text.text import text
 from fulltilt.data.transforms.batch_transform import BatchTransform, find_transforms, take_raw
@@ -42,6 +43,7 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = {
     "digits": digits,
     "hdf5": hdf5,
     "image_folder": image_folder,
+    "passages": Passages,
     "sensor_hdf5": sensor_hdf5,
     "stl10": stl10,
     "text": text,

@@ -37,7 +37,11 @@ from fulltilt.records.run_folder import RunFolder, append_line, read_lines, writ
 from fulltilt.report.latency import build_latency_page
 
 HISTORY, LOG, LATENCIES = "history.jsonl", "measuring.log", "latency.html"
-VALUES: Mapping[Figure, str] = {"response_s": "response_s", "batch_latency_ms": "call_s"}
+VALUES: Mapping[Figure, str] = {
+    "response_s": "response_s",
+    "batch_latency_ms": "call_s",
+    "first_token_s": "first_token_s",
+}
 """What is timed under a load → where its seconds are."""
 
 
@@ -177,7 +181,8 @@ def run_check(
     load = dataclasses.replace(plan.load, n_requests=len(figures.response_s))
     write_latencies(plan.name, figures, out_dir)
     judged = tuple(judge(target, figures, load) for target in plan.targets)
-    timed = list(VALUES)[load.scenario == "offline" :] if figures.call_s else []
+    shown = list(VALUES)[load.scenario == "offline" :]
+    timed = [name for name in shown if getattr(figures, VALUES[name])]
     return CheckResult(
         version=VERSION,
         targets=judged,

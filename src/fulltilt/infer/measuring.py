@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.config import config_from_values
+from fulltilt.errors import UsageError
 from fulltilt.hardware import read_status_bytes
 from fulltilt.infer.load import loop
 from fulltilt.infer.load.arrivals import plan_arrivals
@@ -101,7 +102,7 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
         memory_peak_gib=0.0,
     )
     if load.n_requests:
-        figures = measure_load(model.answer, targets, load, figures, send)
+        figures = measure_load(model, targets, load, figures, send)
     figures = dataclasses.replace(figures, memory_peak_gib=stop_meter())
     said = {"weights": model.weights, "levers": levers, "notes": model.notes, "n_parameters": model.n_parameters}
     send({"measured": {"figures": encode(figures), "inputs": model.dataset_name, **encode(said)}})
@@ -113,16 +114,26 @@ def open_model(message: Mapping[str, Any], load: Load) -> Any:
         return ServedArtefact(Path(message["artefact"]), load.samples_per_request)
     import torch
 
+    from fulltilt.infer.generate.decoding import find_generate
+    from fulltilt.infer.generate.requests import TextRequests
     from fulltilt.infer.served import ServedModel
 
     if message["device"] != "cpu":
         torch.cuda.init()  # peak statistics need an initialised CUDA context
-    return ServedModel(
-        config_from_values(message["config"], base_dir=message["base_dir"], provenance=message["provenance"]),
+    config = config_from_values(message["config"], base_dir=message["base_dir"], provenance=message["provenance"])
+    model = ServedModel(
+        config,
         device=message["device"],
         samples_per_request=load.samples_per_request,
         weights=Path(message["weights"]) if message["weights"] else None,
     )
+    if find_generate(model.module) is not None:
+        return TextRequests(model, new_tokens=load.new_tokens, seed=load.seed)
+    if config.targets.first_token_s or config.targets.tokens_per_s:
+        raise UsageError(
+            f"targets.first_token_s and tokens_per_s are of models that write text; {config.task} does not"
+        )
+    return model
 
 
 def start_meter(device: str) -> Callable[[], float]:
@@ -136,21 +147,21 @@ def start_meter(device: str) -> Callable[[], float]:
     return lambda: meter.stop().device_peak_gib
 
 
-def measure_load(
-    answer: Callable[[], float], targets: Sequence[Target], load: Load, figures: Figures, send: Answer
-) -> Figures:
+def measure_load(model: Any, targets: Sequence[Target], load: Load, figures: Figures, send: Answer) -> Figures:
     """Send the planned requests, and more of them where they leave a percentile open."""
     each_s = figures.seconds_per_request(load)
     n_planned = plan_requests(load, each_s)
     expected_s = n_planned * max(each_s, 1 / load.requests_per_s if load.requests_per_s else 0.0)
     arrivals_s = plan_arrivals(load.scenario, count_at_most(load, n_planned), load.requests_per_s, seed=load.seed)
-    stop, tell = Stopping(targets, load, figures, n_planned), tell_progress(send, expected_s)
+    first_s: list[float] = getattr(model, "first_s", [])
+    first_s.clear()
+    stop, tell = Stopping(targets, load, figures, n_planned, first_s), tell_progress(send, expected_s)
 
     def is_enough(answers: Sequence[loop.Answer]) -> bool:
         tell()
         return len(answers) >= stop.next_look and stop.look(answers)
 
-    return stop.build_figures(loop.serve(arrivals_s, answer, is_enough=is_enough))
+    return stop.build_figures(loop.serve(arrivals_s, model.answer, is_enough=is_enough))
 
 
 class Stopping:
@@ -160,7 +171,10 @@ class Stopping:
     and by the parent at the end.
     """
 
-    def __init__(self, targets: Sequence[Target], load: Load, figures: Figures, n_planned: int):
+    def __init__(
+        self, targets: Sequence[Target], load: Load, figures: Figures, n_planned: int, first_s: Sequence[float] = ()
+    ):
+        self._first_s = first_s
         self._open = [target for target in targets if target.statistic in QUANTILES]
         self._load, self._figures, self._n_planned = load, figures, n_planned
         self.next_look = min(FIRST_LOOK, n_planned)
@@ -170,6 +184,7 @@ class Stopping:
             self._figures,
             call_s=tuple(answer.call_s for answer in answers),
             response_s=tuple(answer.response_s for answer in answers),
+            first_token_s=tuple(a.start_s + s - a.due_s for a, s in zip(answers, self._first_s, strict=False)),
         )
 
     def look(self, answers: Sequence[loop.Answer]) -> bool:

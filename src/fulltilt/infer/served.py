@@ -1,5 +1,6 @@
 """Build a model for inference as training builds it, with the same levers, and answer requests. Imports torch."""
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -85,9 +86,7 @@ class ServedModel:
         Raises:
             FulltiltError: an output is NaN or infinite.
         """
-        batch = tree_map_only(Tensor, self._place, next(self._batches))
-        inputs = self._prepare_inputs(batch)
-        self._note_layout(inputs)
+        inputs = self.take_inputs()
         self._synchronize()
         begin_s = time.perf_counter()
         outputs = self._call(inputs)
@@ -95,6 +94,24 @@ class ServedModel:
         call_s = time.perf_counter() - begin_s
         _check_finite(outputs)
         return call_s
+
+    @property
+    def module(self) -> nn.Module:
+        return self._setup.model
+
+    def take_inputs(self) -> Any:
+        """Take the inputs of the next request, on the device and prepared as in training."""
+        inputs = self._prepare_inputs(tree_map_only(Tensor, self._place, next(self._batches)))
+        self._note_layout(inputs)
+        return inputs
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Compute without gradients, in the precision that was asked for."""
+        setup, kind = self._setup, self._device.type
+        with torch.no_grad(), self._autocast:
+            setup.state["autocast_dtype"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            yield
 
     def read_levers(self) -> dict[str, Any]:
         """Read back the levers that affect inference. Call it after the first answers.
@@ -113,11 +130,10 @@ class ServedModel:
         return observed
 
     def _call(self, inputs: Any) -> Any:
-        setup, kind = self._setup, self._device.type
-        assert setup.forward is not None
-        with torch.no_grad(), self._autocast:
-            setup.state["autocast_dtype"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-            return setup.forward(*inputs) if isinstance(inputs, SEQUENCES) else setup.forward(inputs)
+        forward = self._setup.forward
+        assert forward is not None
+        with self.in_force():
+            return forward(*inputs) if isinstance(inputs, SEQUENCES) else forward(inputs)
 
     def _note_layout(self, inputs: Any) -> None:
         """Record the memory layout of the first request, which channels_last reads back."""

@@ -14,7 +14,11 @@ from fulltilt.infer.load.estimates import Estimate, Floats, Verdict, estimate_qu
 from fulltilt.stats import compute_interval, compute_rate_interval, judge_share
 from fulltilt.stats.sequential import Decision
 
-Figure = Literal["batch_latency_ms", "memory_gib", "samples_per_hour", "response_s"]
+Figure = Literal["batch_latency_ms", "memory_gib", "samples_per_hour", "response_s", "first_token_s", "tokens_per_s"]
+FLOORS = ("samples_per_hour", "tokens_per_s")
+"""Figures that have to be at least their limit; all others at most."""
+WAITING = ("response_s", "first_token_s")
+"""Figures in which a request's wait for others counts."""
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 VERDICTS: tuple[Verdict, ...] = ("met", "not proven", "missed")
@@ -49,6 +53,7 @@ class Load:
         requests_per_s: Rate of arrivals; None where no target needs a load, and where no rate belongs to the scenario.
         n_requests: Requests that the strictest percentile needs if they do not wait for each other; 0: none is sent.
         n_independent: Independent responses that the strictest percentile of the response needs.
+        new_tokens: Words that a request asks a model for that writes text.
     """
 
     requests_per_s: float | None
@@ -57,6 +62,7 @@ class Load:
     seed: int
     n_independent: int = 0
     scenario: Scenario = "server"
+    new_tokens: int = 0
 
     @property
     def expected_s(self) -> float:
@@ -72,6 +78,7 @@ class Figures:
         response_s: Seconds from scheduled arrival to answer, for the same requests.
         block_samples: Samples of each block of batches sent back to back.
         memory_peak_gib: Peak of the device used, from the built model to the last answer.
+        first_token_s: Seconds from scheduled arrival to the first new word, of models that write text.
     """
 
     call_s: tuple[float, ...]
@@ -79,6 +86,7 @@ class Figures:
     block_samples: tuple[int, ...]
     block_s: tuple[float, ...]
     memory_peak_gib: float
+    first_token_s: tuple[float, ...] = ()
 
     def seconds_per_request(self, load: Load) -> float:
         """Mean seconds of a request when requests are sent back to back."""
@@ -109,6 +117,8 @@ def plan_targets(config: Config) -> list[Target]:
         *_list_targets("memory_gib", {None: stated.memory_gib}),
         *_list_targets("samples_per_hour", {None: stated.samples_per_hour}),
         *_list_targets("response_s", stated.response_s),
+        *_list_targets("first_token_s", stated.first_token_s),
+        *_list_targets("tokens_per_s", {None: stated.tokens_per_s}),
     ]
     if not targets:
         raise ConfigError(
@@ -127,7 +137,7 @@ def plan_load(config: Config, targets: Sequence[Target]) -> Load:
     timed = [target for target in targets if target.statistic is not None]
     scenario = config.targets.scenario
     requests_per_s = config.targets.requests_per_s if scenario == "server" else None
-    if scenario == "offline" and any(target.figure == "response_s" for target in timed):
+    if scenario == "offline" and any(target.figure in WAITING for target in timed):
         raise ConfigError(
             "has no response times, everything arrives at once; state samples_per_hour, or scenario: server",
             key="targets.scenario",
@@ -144,9 +154,10 @@ def plan_load(config: Config, targets: Sequence[Target]) -> Load:
         or SAMPLES_PER_REQUEST.get(scenario)
         or config.data.batch_size,
         n_requests=max([MIN_REQUESTS, *needed.values()]) if timed else 0,
-        n_independent=max([n for target, n in needed.items() if target.figure == "response_s"], default=0),
+        n_independent=max([n for target, n in needed.items() if target.figure in WAITING], default=0),
         seed=config.run.seed,
         scenario=scenario,
+        new_tokens=config.targets.new_tokens,
     )
     if load.expected_s > MAX_EXPECTED_S:
         lowest = load.n_requests / MAX_EXPECTED_S
@@ -165,8 +176,8 @@ def judge(target: Target, figures: Figures, load: Load) -> Judged:
     lasts, and the figure depends on when the measurement stops.
     """
     estimate = estimate_figure(target.figure, target.statistic, figures, load)
-    verdict: Verdict = decide(estimate.ci95, target.limit, is_floor=target.figure == "samples_per_hour")
-    if target.figure == "response_s" and load.scenario == "server":
+    verdict: Verdict = decide(estimate.ci95, target.limit, is_floor=target.figure in FLOORS)
+    if target.figure in WAITING and load.scenario == "server":
         verdicts: list[Verdict] = [verdict, judge_load(figures, load)]
         verdict = max(verdicts, key=VERDICTS.index)
     return Judged(
@@ -236,10 +247,11 @@ def estimate_figure(figure: Figure, statistic: str | None, figures: Figures, loa
     if figure == "memory_gib":
         peak_gib = figures.memory_peak_gib
         return Estimate(measured=peak_gib, ci95=(peak_gib, peak_gib))
-    if figure == "samples_per_hour":
+    if figure in FLOORS:
         low, high = compute_rate_interval(figures.block_samples, figures.block_s)
         rate_per_s = sum(figures.block_samples) / sum(figures.block_s)
-        return Estimate(measured=rate_per_s * 3600, ci95=(low * 3600, high * 3600))
+        factor = 3600 if figure == "samples_per_hour" else load.new_tokens
+        return Estimate(measured=rate_per_s * factor, ci95=(low * factor, high * factor))
     assert statistic is not None
     values, dependence = _read_values(figure, figures, load)
     values = np.sort(values)
@@ -252,8 +264,8 @@ def estimate_figure(figure: Figure, statistic: str | None, figures: Figures, loa
 
 def _read_values(figure: Figure, figures: Figures, load: Load) -> tuple[Floats, float]:
     """Return the values of a time in the unit of its target, and how many of them say as much as one."""
-    if figure == "response_s":
-        return np.array(figures.response_s), compute_dependence(load, figures.seconds_per_request(load))
+    if figure in WAITING:
+        return np.array(getattr(figures, figure)), compute_dependence(load, figures.seconds_per_request(load))
     return 1000 * np.array(figures.call_s), 1.0
 
 

@@ -20,8 +20,9 @@ TurnsWay = Literal["usual", "passive", "whole"]
 BUSY_PCT = 50.0
 """``cpu_pressure_pct`` above which a row's figures are those of a busy machine."""
 
-PROBES = ("device", "loader", "memory")
-"""Kinds that run a part: the step on batches already on the device, the loader alone, one step on fake tensors."""
+PROBES = ("device", "loader", "memory", "fit", "inference")
+"""Kinds that run a part: the step on batches already on the device, the loader alone, one step on fake tensors, a few
+steps and what comes beside them (does it fit?), the model alone as it answers."""
 
 
 _LEAST = {

@@ -21,11 +21,13 @@ from types import MappingProxyType
 from fulltilt.tasks.contrastive import build_contrastive
 from fulltilt.tasks.diffusion import build_diffusion
 from fulltilt.tasks.facts import read_data_facts
+from fulltilt.tasks.generation import build_generation
 from fulltilt.tasks.language import build_language_model
 from fulltilt.tasks.losses import LOSSES
 from fulltilt.tasks.metrics import METRICS
 from fulltilt.tasks.models import MODELS, build_model, check_model
 from fulltilt.tasks.recipes import build_classification, build_regression
+from fulltilt.tasks.sentences import build_sentence_encoder
 from fulltilt.tasks.workload import Workload
 
 TASKS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
@@ -34,6 +36,8 @@ TASKS: Mapping[str, Callable[..., Workload]] = MappingProxyType(
         "contrastive": build_contrastive,
         "regression": build_regression,
         "diffusion": build_diffusion,
+        "generation": build_generation,
         "language_model": build_language_model,
+        "sentence_encoder": build_sentence_encoder,
     }
 )

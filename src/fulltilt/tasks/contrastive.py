@@ -128,22 +128,22 @@ def build_contrastive(
     )
 
 
-def explain_negatives(batch_size: int, accumulate: int, *, exact: bool) -> str:
-    """Say how many negatives an anchor has: the views of all other images in its batch; refuse none."""
+def explain_negatives(batch_size: int, accumulate: int, *, exact: bool, what: str = "images") -> str:
+    """Say how many negatives an anchor has: the views of all other samples in its batch; refuse none."""
     effective = batch_size * accumulate
     own, joint = 2 * batch_size - 2, 2 * effective - 2
     if not (joint if exact else own):
         raise ConfigError(
-            "one image at a time has no negatives, so its loss is 0 whatever the model does; take 2 or more",
+            "one sample at a time has no negatives, so its loss is 0 whatever the model does; take 2 or more",
             key="data.batch_size",
         )
     if accumulate == 1:
         return f"NT-Xent over batches of {batch_size}: {own:,} negatives per anchor"
     if exact:
         return (
-            f"NT-Xent over {effective:,} images as one batch ({batch_size} × {accumulate}, gradient caching): "
+            f"NT-Xent over {effective:,} {what} as one batch ({batch_size} × {accumulate}, gradient caching): "
             f"{joint:,} negatives per anchor, at the memory of {batch_size} and one more forward a step; BatchNorm "
-            f"sees {batch_size} images at a time"
+            f"sees {batch_size} {what} at a time"
         )
     return (
         f"NT-Xent over batches of {batch_size}: {own:,} negatives per anchor; accumulate {accumulate} adds up "

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, Subset
 
 from fulltilt.config.bad_samples import explain_unskipped
 
-_PLAIN = ("n_classes", "n_sensors", "n_labels", "geometry", "vocab_size")
+_PLAIN = ("n_classes", "n_sensors", "n_labels", "geometry", "vocab_size", "max_len")
 FACTS = (*_PLAIN, "n_features", "in_channels", "image_size", "draw_images", "n_outputs")
 """Every name that ``read_data_facts`` may return."""
 
@@ -17,7 +17,7 @@ FACTS = (*_PLAIN, "n_features", "in_channels", "image_size", "draw_images", "n_o
 def read_data_facts(dataset: Dataset) -> dict[str, Any]:
     """Return facts by the names of model parameters; those that the dataset does not tell are absent.
 
-    ``n_classes``, ``n_sensors``, ``n_labels``, ``geometry`` and ``vocab_size`` are attributes of the dataset.
+    ``n_classes``, ``n_sensors``, ``n_labels``, ``geometry``, ``vocab_size`` and ``max_len`` are the dataset's own.
     ``in_channels`` and ``image_size`` (height, when square) follow from a ``sample_shape`` of (C, H, W), ``n_features``
     is its product. ``n_outputs`` is ``n_classes``, else the number of elements of one target. ``draw_images(n)`` draws
     n samples (B, C, H, W), evenly spread and as the model gets them.

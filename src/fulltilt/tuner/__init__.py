@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fulltilt.tuner.answer.hints import Hint
     from fulltilt.tuner.answer.picks import Pick, Picks
     from fulltilt.tuner.answer.result import EpochSeconds, SearchSummary, TuneResult, read_schema
+    from fulltilt.tuner.batch_size import find_batch_size
     from fulltilt.tuner.picks.changes import LearningRate
     from fulltilt.tuner.question.space import Space, build_space
     from fulltilt.tuner.search.progress import (

@@ -12,8 +12,9 @@ import torch
 
 from fulltilt.data import prepare_text
 from fulltilt.data.text.text import text
-from fulltilt.data.text.tokens import build_vocabulary, open_tokens, split_line
+from fulltilt.data.text.tokens import build_vocabulary, open_tokens
 from fulltilt.errors import DataError, StorageError
+from fulltilt.records.words import split_line
 
 
 def write_text(path, lines=("b a a", "", "a b c d", "<unk> e a", "c f a")):

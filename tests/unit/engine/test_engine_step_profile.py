@@ -30,6 +30,9 @@ def test_operators_are_those_of_the_steps_without_the_warm_up(tmp_path, accumula
     times = [operator.cpu_ms_per_step for operator in found.operators]
     assert times == sorted(times, reverse=True)
     assert sum(operator.share_pct for operator in found.operators) == pytest.approx(100)
+    addmm = next(operator for operator in found.operators if operator.name == "aten::addmm")
+    assert addmm.mib_per_step > 0
+    assert f"[{16}, " in addmm.shapes
     assert found.operators[0].share_pct == pytest.approx(100 * times[0] / sum(times))
     events = json.loads(Path(found.trace_path).read_text())["traceEvents"]
     assert sum(event["name"] == "Optimizer.step#AdamW.step" for event in events) == found.n_steps == 3

@@ -33,6 +33,7 @@ def test_every_configuration_is_tested_here_or_there():
         "stl10_config": "unit/engine/test_engine_phases.py",
         "elmo_depth-2_seed-42": "unit/engine/test_engine_language.py",
         "targets": "integration/test_integration_infer.py",
+        **dict.fromkeys(("text_classifier", "sentence_encoder", "gpt"), "unit/tasks/test_tasks_text.py"),
         **dict.fromkeys(("distributed_experiment", "parallel_grid"), "unit/tasks/test_tasks_guide_configs.py"),
     }
     here = {"digits", "cifar10", "checking_gpu_optimization", "default"}

@@ -11,16 +11,15 @@ from fulltilt.data.text.tokens import (
     FORMAT,
     MANIFEST,
     WORDS,
-    Tokenizer,
     Vocabulary,
     build_vocabulary,
     compute_digest,
     count_words,
     describe_source,
-    split_line,
 )
 from fulltilt.errors import DataError
 from fulltilt.records.run_folder import write_atomic
+from fulltilt.records.words import Tokenizer, split_line
 
 BUFFER_TOKENS = 1 << 16
 _TOLD_BYTES = 1 << 16  # progress is told in steps of these

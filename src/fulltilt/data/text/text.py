@@ -14,9 +14,10 @@ from torch import Tensor
 from fulltilt.data.batched import BatchedDataset, Indices
 from fulltilt.data.paths import resolve_path
 from fulltilt.data.splits import Split, check_split
-from fulltilt.data.text.tokens import Tokenizer, TokenStream, build_vocabulary, count_words, open_tokens, split_line
+from fulltilt.data.text.tokens import TokenStream, build_vocabulary, count_words, open_tokens
 from fulltilt.errors import DataError
 from fulltilt.records import format_bytes
+from fulltilt.records.words import Tokenizer, WordTable, split_line
 
 LARGE_TEXT_BYTES = 64 << 20  # a text is split into words at every start, a second for 10 MiB; a prepared one is not
 
@@ -54,7 +55,7 @@ def text(
                 f"text again with --vocabulary {vocab_size}"
             )
     else:
-        lines, name = _read_lines(where)
+        lines, name = read_lines(where)
         stream = _encode(lines, name, split, vocab_size, val_share, tokenizer or ("whitespace" if where else "words"))
     return TokenWindows(stream, seq_len)
 
@@ -78,7 +79,8 @@ class TokenWindows(BatchedDataset):
         self.name, self.source = "text", stream.source
         self.ids, self.vocabulary, self.seq_len = stream.ids, stream.vocabulary, seq_len
         self.vocab_size = len(stream.vocabulary)
-        self.sample_shape = (seq_len,)
+        self.sample_shape, self.max_len = (seq_len,), seq_len
+        self.word_table = WordTable(words=stream.vocabulary.words, tokenizer=stream.tokenizer, ends_lines=True)
         self._n_windows, self._offsets = n_windows, np.arange(seq_len + 1)
 
     def __len__(self) -> int:
@@ -97,7 +99,7 @@ class TokenWindows(BatchedDataset):
         return words_BS[:, :-1].contiguous(), words_BS[:, 1:].contiguous()
 
 
-def _read_lines(path: Path | None) -> tuple[list[str], str]:
+def read_lines(path: Path | None) -> tuple[list[str], str]:
     if path is None:
         from pydoc_data.topics import topics
 
@@ -125,4 +127,4 @@ def _encode(
     vocabulary = build_vocabulary(count_words(lines[:cut], tokenizer), vocab_size)
     chosen = lines[:cut] if split == "train" else lines[cut:]
     words = (word for line in chosen for word in split_line(line, tokenizer))
-    return TokenStream(vocabulary.encode(words), vocabulary, name)
+    return TokenStream(vocabulary.encode(words), vocabulary, name, tokenizer)

@@ -9,31 +9,18 @@ import dataclasses
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fulltilt.errors import DataError
+from fulltilt.records.words import UNKNOWN, Tokenizer, split_line
 
-UNKNOWN, END = "<unk>", "<eos>"
 MANIFEST, WORDS = "tokens.json", "vocabulary.txt"
 FORMAT = 1
 MAX_UINT16_WORDS = 1 << 16
-
-Tokenizer = Literal["whitespace", "words"]
-_WORD = re.compile(r"<\w+>|\w+(?:['’]\w+)*|([^\w\s])\1*")  # the same sign repeated is one word
-
-
-def split_line(line: str, tokenizer: Tokenizer) -> list[str]:
-    """Split a line into words and ``<eos>``; an empty line gives nothing.
-
-    ``whitespace`` is for text that is tokenised already, as WikiText is; ``words`` separates punctuation.
-    """
-    words = line.split() if tokenizer == "whitespace" else [found[0] for found in _WORD.finditer(line)]
-    return [*words, END] if words else []
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -97,6 +84,7 @@ class TokenStream(NamedTuple):
     ids: np.ndarray
     vocabulary: Vocabulary
     source: str
+    tokenizer: Tokenizer = "words"
 
 
 def describe_source(path: Path) -> dict[str, Any]:
@@ -129,7 +117,7 @@ def open_tokens(folder: Path, split: str) -> TokenStream:
             f"{path} {is_there}, {n_tokens * dtype.itemsize:,} were written ({n_tokens:,} tokens as {dtype}); "
             f"{_remedy(folder)}"
         )
-    return TokenStream(np.memmap(path, dtype=dtype, mode="r"), vocabulary, str(folder))
+    return TokenStream(np.memmap(path, dtype=dtype, mode="r"), vocabulary, str(folder), manifest["tokenizer"])
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

@@ -96,7 +96,10 @@ def _build_named(config: Config) -> Workload:
     model = functools.partial(_build_model, config, train)
     given = data | {"model": model, "loss": loss, "optimizer": optimizer, "name": config.run_name}
     with _say_where(config, "task"):
-        return build_component(config.task, TASKS, kind="task", where="task", **given)
+        workload: Workload = build_component(config.task, TASKS, kind="task", where="task", **given)
+    assert config.data.dataset is not None
+    collate = getattr(DATASETS.get(parse_call(config.data.dataset).name), "collate", None)
+    return workload if collate is None else dataclasses.replace(workload, collate=workload.collate or collate)
 
 
 def _import_workload(config: Config) -> Workload:

@@ -37,8 +37,9 @@ from fulltilt.errors import (
 )
 from fulltilt.hardware import describe_process_state
 from fulltilt.levers import select_recipe
-from fulltilt.records import Listener, RunEnded
-from fulltilt.records.run_folder import FolderChoice, RunFolder, find_folders
+from fulltilt.records import Listener, RunEnded, dumps, loads
+from fulltilt.records.run_folder import FolderChoice, RunFolder, find_folders, write_atomic
+from fulltilt.records.words import WORDS_FILE, WordTable
 from fulltilt.tasks import Workload
 
 
@@ -85,6 +86,24 @@ def open_folder(job: Job) -> Iterator[None]:
                 raise
             stack.enter_context(folder)
         yield
+
+
+def keep_words(folder: Path, dataset: Any) -> None:
+    """Keep the words of a text dataset beside the weights: the numbers of words are theirs.
+
+    Raises:
+        RunFolderError: the run began with other words.
+        StorageError: they cannot be written.
+    """
+    table, path = getattr(dataset, "word_table", None), folder / WORDS_FILE
+    if not isinstance(table, WordTable):
+        return
+    if path.exists() and loads(WordTable, path.read_bytes()) != table:
+        raise RunFolderError(
+            f"{path} holds other words than the data now, and the weights know those; resume with the text that the "
+            "run began with (Python's own documentation differs between its releases), or begin in another folder"
+        )
+    write_atomic(path, dumps(table))
 
 
 @contextlib.contextmanager

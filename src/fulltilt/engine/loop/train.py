@@ -16,7 +16,7 @@ from fulltilt.engine.loop import duties
 from fulltilt.engine.loop.endings import TrainResult, finish, tell_failure
 from fulltilt.engine.loop.launch import find_obstacle_to_leaving, give_back_memory, must_launch, train_in_ranks
 from fulltilt.engine.loop.limits import read_limits
-from fulltilt.engine.loop.opening import Job, open_folder, open_session
+from fulltilt.engine.loop.opening import Job, keep_words, open_folder, open_session
 from fulltilt.engine.loop.replan import plan_replan, prepare_restart
 from fulltilt.engine.loop.session import Restart, Session
 from fulltilt.engine.ranks.process import find_link
@@ -145,6 +145,8 @@ def _take_attempts(job: Job, after: Restart | None) -> TrainResult | Restart:
     with catch_signals(said=said) as stop, open_folder(job):
         while True:
             with open_session(job, after) as session:
+                if job.world.is_first:
+                    keep_words(job.out_dir, session.run.dataset)
                 with tell_failure(session):
                     after = _fit_or_replan(session, job.world.agree_on(stop))
                 if after is None:

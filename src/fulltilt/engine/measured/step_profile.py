@@ -36,6 +36,8 @@ class OperatorTime:
     cpu_ms_per_step: float
     device_ms_per_step: float | None  # of the kernels that it queued; None without a GPU
     share_pct: float  # of all operators together; of their device time on a GPU
+    mib_per_step: float  # allocated less freed, on the device that the steps ran on
+    shapes: str  # of its tensors, where it took most time: "[64, 32] [32]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +88,7 @@ def _profile(run: Run, n_steps: int, out_dir: Path) -> StepProfile:
         torch.cuda.synchronize(run.device)
         torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
     try:
-        with profile(activities=activities) as profiled:
+        with profile(activities=activities, record_shapes=True, profile_memory=True) as profiled:
             for _ in range(n_steps):
                 steps()
             if is_gpu:
@@ -103,16 +105,19 @@ def _profile(run: Run, n_steps: int, out_dir: Path) -> StepProfile:
     return StepProfile(
         device=str(run.device),
         n_steps=n_steps,
-        operators=_list_operators(profiled.key_averages(), n_steps, is_gpu=is_gpu),
+        operators=_list_operators(profiled, n_steps, is_gpu=is_gpu),
         trace_path=str(trace),
         snapshot_path=str(snapshot) if is_gpu else None,
     )
 
 
-def _list_operators(averages: Any, n_steps: int, *, is_gpu: bool) -> tuple[OperatorTime, ...]:
+def _list_operators(profiled: Any, n_steps: int, *, is_gpu: bool) -> tuple[OperatorTime, ...]:
     def read_us(event: Any) -> float:
         return event.self_device_time_total if is_gpu else event.self_cpu_time_total
 
+    averages, memory = profiled.key_averages(), "self_device_memory_usage" if is_gpu else "self_cpu_memory_usage"
+    by_shape = sorted(profiled.key_averages(group_by_input_shape=True), key=read_us)
+    shapes = {event.key: " ".join(str(shape) for shape in event.input_shapes if shape) for event in by_shape}
     # Kernels stand in the list once more by themselves: their time is that of the operator that queued them.
     by_operator = [event for event in averages if event.device_type == DeviceType.CPU]
     events = sorted(by_operator, key=read_us, reverse=True)
@@ -124,6 +129,8 @@ def _list_operators(averages: Any, n_steps: int, *, is_gpu: bool) -> tuple[Opera
             cpu_ms_per_step=event.self_cpu_time_total / 1e3 / n_steps,
             device_ms_per_step=event.self_device_time_total / 1e3 / n_steps if is_gpu else None,
             share_pct=100 * read_us(event) / total_us if total_us else 0.0,
+            mib_per_step=getattr(event, memory) / 2**20 / n_steps,
+            shapes=shapes.get(event.key, ""),
         )
         for event in events
     )

@@ -189,6 +189,12 @@ class TrainStep:
         """Compute the loss of one batch by itself: for evaluation, under ``torch.no_grad()``."""
         return self._forward(self.place(batch) if self._must_place else batch, is_counted=is_counted)
 
+    def compute_outputs(self, batch: Any) -> Any:
+        """Compute the outputs of one batch by itself: for inference, under ``torch.no_grad()``."""
+        inputs, _ = self._prepare_batch(self.place(batch) if self._must_place else batch)
+        with self._autocast:
+            return self._run_model(inputs)
+
     def place(self, batch: Any) -> Any:
         """Put the tensors of a nested batch onto the device, 4-d ones in the run's memory format."""
         return map_tensors(self._place_tensor, batch)

@@ -12,8 +12,10 @@ from fulltilt.errors import ConfigError
 from fulltilt.tasks.facts import FACTS
 from fulltilt.tasks.models.bilm import BiLM
 from fulltilt.tasks.models.convolutional import MLP, SmallCNN
+from fulltilt.tasks.models.gpt import GPT
 from fulltilt.tasks.models.resnet import resnet18, resnet34, resnet50, resnet101, resnet152
 from fulltilt.tasks.models.sensor_transformer import SensorTransformer
+from fulltilt.tasks.models.text_encoder import TextClassifier, TextEncoder
 from fulltilt.tasks.models.whitened_cnn import WhitenedCNN
 from fulltilt.tasks.models.wideresnet import WideResNet
 from fulltilt.tasks.vision import find_timm_model, find_torchvision_model
@@ -29,6 +31,9 @@ MODELS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "whitened_cnn": WhitenedCNN,
         "sensor_transformer": SensorTransformer,
         "bilm": BiLM,
+        "gpt": GPT,
+        "text_classifier": TextClassifier,
+        "text_encoder": TextEncoder,
         "torchvision:": find_torchvision_model,
         "timm:": find_timm_model,
     }

@@ -119,6 +119,20 @@ def run_loader_probe(request: TrialRequest, answer: Answer) -> None:
     _measure_here(probes.run_loader_probe, request, answer)
 
 
+def run_fit_probe(request: TrialRequest, answer: Answer) -> None:
+    """Take a few steps, to see whether memory is enough for them and what comes beside them."""
+    from fulltilt.engine.measured import fits
+
+    _measure_here(report_parts_of(fits.run_fit_probe, answer), request, answer)
+
+
+def run_inference_probe(request: TrialRequest, answer: Answer) -> None:
+    """Answer a few batches as the model does when it is served."""
+    from fulltilt.engine.measured import fits
+
+    _measure_here(fits.run_inference_probe, request, answer)
+
+
 def _measure_here(measure: Measure, request: TrialRequest, answer: Answer) -> None:
     from fulltilt.engine.measured.probes import use_share_of_cores
 
@@ -199,6 +213,8 @@ KINDS: Mapping[str, Callable[[TrialRequest, Answer], None]] = {
     "device": run_device_probe,
     "loader": run_loader_probe,
     "memory": run_memory_probe,
+    "fit": run_fit_probe,
+    "inference": run_inference_probe,
     "roofs": run_roofs,
     "facts": run_facts,
 }

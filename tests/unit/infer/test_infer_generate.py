@@ -1,0 +1,206 @@
+"""Text written word by word: with a cache as without, sampled by a seed, measured from arrival, served as it comes."""
+
+import json
+
+import pytest
+import torch
+
+from fulltilt.config import config_from_values
+from fulltilt.errors import FulltiltError, UsageError
+from fulltilt.infer.generate.decoding import Sampling, choose, find_generate, generate
+from fulltilt.infer.generate.requests import TextRequests
+from fulltilt.infer.served import ServedModel
+from fulltilt.infer.targets import Figures, Load, Target, estimate_figure, judge, plan_load, plan_targets
+from fulltilt.records.words import WordTable
+from fulltilt.tasks.models.gpt import GPT
+
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11]]
+
+
+def build_gpt(max_len=32):
+    torch.manual_seed(0)
+    return GPT(vocab_size=40, max_len=max_len, depth=2, width=16, heads=2).eval()
+
+
+def collect(write, prompts=PROMPTS, n_new=6, sampling=None):
+    columns = []
+    write(prompts, n_new, columns.append, *([sampling] if sampling else []))
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def test_prompts_of_different_lengths_are_written_on_as_each_would_be_without_a_cache():
+    model = build_gpt()
+    for prompt, written in zip(PROMPTS, collect(find_generate(model)), strict=True):
+        words = list(prompt)
+        with torch.no_grad():
+            for _ in range(6):
+                words.append(int(model(torch.tensor([words]))[0, -1].argmax()))
+        assert written == words[len(prompt) :]
+
+
+def test_sampling_repeats_by_its_seed_and_keeps_to_the_likeliest_words():
+    write = find_generate(build_gpt())
+    hot = Sampling(temperature=5.0, seed=1)
+    assert collect(write, sampling=hot) == collect(write, sampling=hot)
+    assert collect(write, sampling=hot) != collect(write, sampling=Sampling(temperature=5.0, seed=2))
+    assert collect(write, sampling=Sampling(temperature=5.0, top_k=1)) == collect(write)
+    scores_BV = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).expand(500, 4)
+    drawn_B = choose(scores_BV, Sampling(temperature=1.0, top_k=2), torch.Generator().manual_seed(0))
+    assert set(drawn_B.tolist()) == {2, 3}
+    share = (drawn_B == 3).double().mean().item()
+    assert share == pytest.approx(0.731, abs=0.08), "e / (1 + e)"
+
+
+def test_whoever_listens_can_end_the_writing():
+    seen = []
+    generate(build_gpt(), [[1]], 9, lambda words: seen.append(words) or len(seen) == 3)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("prompts", "n_new", "said"),
+    [
+        ([[]], 3, "a prompt is empty"),
+        ([], 3, "a prompt is empty"),
+        ([[1]], 0, "0 new words"),
+        ([[1] * 30], 3, "30 words and 3 new ones are 33, the model was trained on 32"),
+    ],
+)
+def test_prompts_that_cannot_be_written_on_are_refused(prompts, n_new, said):
+    with pytest.raises(UsageError, match=said):
+        collect(find_generate(build_gpt()), prompts, n_new)
+
+
+def test_scores_that_are_no_numbers_are_told():
+    model = build_gpt()
+    torch.nn.init.constant_(model.norm.bias, float("nan"))
+    with pytest.raises(FulltiltError, match="NaN or infinite"):
+        collect(find_generate(model))
+
+
+def test_a_model_of_hugging_face_writes_by_its_own_generate():
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    ends = {"bos_token_id": 0, "eos_token_id": 39}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends)).eval()
+    for prompt, written in zip(PROMPTS, collect(find_generate(model)), strict=True):
+        assert written == collect(find_generate(model), [prompt])[0], "padding on the left changes nothing"
+        whole = model.generate(torch.tensor([prompt]), max_new_tokens=6, min_new_tokens=6, do_sample=False)
+        assert written == whole[0, len(prompt) :].tolist()
+    seen = []
+    find_generate(model)([[1]], 9, lambda words: seen.append(words) or len(seen) == 3)
+    assert len(seen) == 3
+    with pytest.raises(UsageError, match="the model was trained on 32"):
+        collect(find_generate(model), [[1] * 30], 3)
+
+
+def build_requests(new_tokens=4, samples=2):
+    values = {
+        "task": "generation",
+        "model": "gpt(depth=1, width=8, heads=2)",
+        "data": {"dataset": "text(seq_len=24, vocab_size=100)"},
+        "run": {"device": "cpu"},
+        "speed": {"threads": 1},
+    }
+    model = ServedModel(config_from_values(values, base_dir=""), device="cpu", samples_per_request=samples)
+    return TextRequests(model, new_tokens=new_tokens, seed=0)
+
+
+def test_requests_write_on_from_beginnings_of_real_samples_and_note_the_first_word():
+    threads = torch.get_num_threads()
+    try:
+        requests = build_requests()
+        calls_s = [requests.answer() for _ in range(3)]
+        assert [len(row) for row in requests.words] == [4, 4]
+        assert all(0 < first < call for first, call in zip(requests.first_s, calls_s, strict=True))
+        with pytest.raises(UsageError, match="new_tokens 24 leaves no word for a prompt"):
+            build_requests(new_tokens=24)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_first_word_and_words_a_second_are_targets():
+    values = {"first_token_s": {"p95": 0.5}, "tokens_per_s": 100, "requests_per_s": 2}
+    values |= {"new_tokens": 10, "samples_per_request": 1}
+    config = config_from_values({"task": "generation", "targets": values}, base_dir="")
+    targets = plan_targets(config)
+    assert [target.name for target in targets] == ["first_token_s_p95", "tokens_per_s"]
+    load = plan_load(config, targets)
+    assert (load.requests_per_s, load.n_requests, load.n_independent, load.new_tokens) == (2, 100, 72, 10)
+    times = {"call_s": (0.1,) * 200, "response_s": (0.1,) * 200, "first_token_s": (0.02,) * 200}
+    figures = Figures(**times, block_samples=(12,) * 5, block_s=(1.0, 0.99, 1.01, 1.0, 1.0), memory_peak_gib=1.0)
+    assert estimate_figure("tokens_per_s", None, figures, load).measured == pytest.approx(120)
+    judged = [judge(target, figures, load) for target in targets]
+    assert [(j.measured, j.verdict) for j in judged] == [(0.02, "met"), (pytest.approx(120), "met")]
+    slow = Target(figure="tokens_per_s", statistic=None, limit=130)
+    assert judge(slow, figures, load).verdict == "missed"
+    too_much = Load(requests_per_s=20.0, samples_per_request=1, n_requests=100, seed=0, new_tokens=10)
+    assert judge(targets[0], figures, too_much).verdict == "missed", "the queue grows, so the first word is late"
+
+
+def build_client(max_waiting=16):
+    fastapi, testclient = pytest.importorskip("fastapi"), pytest.importorskip("fastapi.testclient")
+    from fulltilt.infer.generate.endpoint import TextService, build_router
+
+    words = ("<unk>", "<eos>", *(f"w{number}" for number in range(38)))
+    table = WordTable(words=words, tokenizer="words", ends_lines=True)
+    service = TextService(find_generate(build_gpt()), table=table, n_words=40, max_length=32, max_waiting=max_waiting)
+    app = fastapi.FastAPI()
+    app.include_router(build_router(service))
+    return testclient.TestClient(app), service
+
+
+def read_events(response):
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n") if line]
+
+
+def test_the_service_sends_every_word_and_then_its_times():
+    client, service = build_client()
+    *words, last = read_events(client.post("/v1/generate", json={"tokens": [1, 2, 3], "max_new_tokens": 5}))
+    assert [event["token"] for event in words] == collect(find_generate(build_gpt()), [[1, 2, 3]], 5)[0]
+    assert all(event["text"] for event in words)
+    assert last["done"]
+    assert last["n_tokens"] == 5
+    assert 0 < last["first_token_s"] <= last["seconds"]
+    by_text = read_events(client.post("/v1/generate", json={"prompt": "<eos> w0 w1", "max_new_tokens": 5}))
+    assert by_text[:-1] == words
+    service.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "either prompt"),
+        ({"prompt": "a", "tokens": [1]}, "either prompt"),
+        ({"prompt": ""}, "empty"),
+        ({"tokens": [40]}, "the model knows words 0 to 39"),
+        ({"tokens": [1] * 30, "max_new_tokens": 3}, "trained on 32"),
+        ({"tokens": [1], "beams": 3}, "Extra inputs"),
+    ],
+)
+def test_the_service_says_what_it_cannot_write_on_from(body, said):
+    client, service = build_client()
+    response = client.post("/v1/generate", json=body)
+    assert response.status_code == 422
+    assert said in json.dumps(response.json())
+    service.close()
+
+
+def test_a_flood_is_refused_and_an_error_midway_is_the_last_event():
+    client, service = build_client(max_waiting=-1)
+    response = client.post("/v1/generate", json={"tokens": [1]})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    service.close()
+    client, service = build_client()
+
+    def break_down(prompts, n_new, on_words, sampling):
+        on_words([3])
+        raise ValueError("planted")
+
+    service._generate = break_down
+    first, last = read_events(client.post("/v1/generate", json={"tokens": [1], "max_new_tokens": 5}))
+    assert first["token"] == 3
+    assert "ValueError: planted" in last["error"]
+    service.close()
