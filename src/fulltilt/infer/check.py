@@ -100,15 +100,20 @@ class CheckResult:
     histogram: tuple[tuple[float, float, int], ...]
 
 
-def plan_check(config: Config, *, weights: str | None = None, artefact: Path | None = None) -> CheckPlan:
+def plan_check(
+    config: Config, *, weights: str | None = None, artefact: Path | None = None, needs_targets: bool = True
+) -> CheckPlan:
     """Plan a check from a configuration, or say why it cannot be checked.
+
+    Args:
+        needs_targets: Whether there have to be any; a search may be for the most of what there is.
 
     Raises:
         ConfigError: no target, a load that is missing, several devices.
         UsageError: ``weights`` holds no checkpoint.
         DeviceError: the device is not there.
     """
-    targets = plan_targets(config)
+    targets = plan_targets(config, needs_any=needs_targets)
     load = plan_load(config, targets)
     folder = None if weights is None else Path(weights)
     if folder is not None and not find_checkpoint(folder):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,14 @@ def run_measuring(
     on_progress: Callable[[int, int], None],
     environment: Mapping[str, str] | None = None,
     body: str = BODY,
+    deadline_s: float | None = None,
 ) -> dict[str, Any]:
     """Run ``request`` in a process of its own and return what it measured. The process is gone when this returns.
 
     Args:
         environment: Variables that it has beside those of this process.
         body: ``module:function`` that takes (request, send) and ends with ``send({"measured": …})``.
+        deadline_s: After so long it is ended, which is a failure.
 
     Raises:
         UsageError: the configuration cannot be measured.
@@ -57,8 +60,10 @@ def run_measuring(
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,  # Ctrl-C is for this process, which then ends that one
             )
+            deadline = threading.Timer(deadline_s or threading.TIMEOUT_MAX, kill_session, [process.pid])
             try:
                 os.close(sender)
+                deadline.start()
                 for line in lines:
                     message = json.loads(line)
                     reply |= message
@@ -66,10 +71,14 @@ def run_measuring(
                         on_progress(*message["progress"])
                 exit_code = process.wait()
             finally:
+                is_late = deadline_s is not None and not deadline.is_alive()
+                deadline.cancel()
                 kill_session(process.pid)
                 process.wait()
     if "measured" in reply and exit_code == 0:
         return reply["measured"]
+    if is_late:
+        raise FulltiltError(f"no result after {deadline_s:.0f} s, so it was ended (log: {log_path})")
     raise build_error(reply.get("failure", {}), exit_code, log_path, (read_oom_kills() or 0) - oom_kills)
 
 

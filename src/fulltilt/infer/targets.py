@@ -105,11 +105,11 @@ class Judged:
     verdict: Verdict
 
 
-def plan_targets(config: Config) -> list[Target]:
+def plan_targets(config: Config, *, needs_any: bool = True) -> list[Target]:
     """List the targets of a configuration; each percentile is one target.
 
     Raises:
-        ConfigError: the configuration states no target.
+        ConfigError: the configuration states no target, and ``needs_any``.
     """
     stated = config.targets
     targets = [
@@ -120,7 +120,7 @@ def plan_targets(config: Config) -> list[Target]:
         *_list_targets("first_token_s", stated.first_token_s),
         *_list_targets("tokens_per_s", {None: stated.tokens_per_s}),
     ]
-    if not targets:
+    if not targets and needs_any:
         raise ConfigError(
             "no target is stated; write some, such as targets: {response_s: {p95: 2}, requests_per_s: 20}",
             key="targets",

@@ -1,0 +1,299 @@
+"""The search itself on a machine that is made up, and the arms and the builder as real processes."""
+
+import json
+import math
+import random
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.unit.infer.test_infer_search_pure import CATALOGUE, FACTS, LENGTHS
+
+from fulltilt.errors import FulltiltError
+from fulltilt.hardware import is_process_stopped
+from fulltilt.infer.manifest import InputSpec, Manifest, Policy
+from fulltilt.infer.search import arm, bench, live
+from fulltilt.infer.search.bench import ArmFacts, Built, Group, ProcessBench
+from fulltilt.infer.search.journal import Journal
+from fulltilt.infer.search.policies import Goal
+from fulltilt.infer.search.search import NAIVE, Search
+from fulltilt.records import decode
+from fulltilt.stats import Turns
+
+GOAL = Goal()
+SPEED = {"eager fp32": 1.0, "onnx fp32": 1.3, "onnx int8": 2.5, "eager int8": 0.8}
+
+
+class MadeUpBench:
+    """Measures by a formula with noise, in virtual time.
+
+    A candidate named in ``faults`` fails where it is built ("build") or measured ("arm"), or is refused.
+    """
+
+    def __init__(self, *, lengths=(1,) * 32, build_s=5.0, noise=0.01, faults=()):
+        self.lengths, self.build_s, self.noise, self.faults = lengths, build_s, noise, dict(faults)
+        self.spent_s, self.asked, self.rng = 0.0, [], random.Random(3)
+
+    def build(self, name, plan):
+        self.spent_s += self.build_s
+        self.asked.append(f"build {name}")
+        fault = self.faults.get(name)
+        if fault in ("build", "refuse"):
+            status = "failed" if fault == "build" else "refused"
+            return Built(status=status, reason="it cannot", manifest=None, seconds=self.build_s)
+        return Built(status=None, reason=None, manifest=build_manifest(), seconds=self.build_s)
+
+    def measure(self, question, arms, stages, seconds):
+        self.asked.append(f"{question}: {', '.join(arms)}")
+        self.spent_s += len(arms) + len(stages) * seconds * 2 * len(arms)
+        for name in arms.values():
+            if self.faults.get(name) == "arm":
+                return Group(stages=(), arms={}, failed=(name, "failed", "it crashed"))
+        drift = math.exp(self.rng.gauss(0, 0.2))
+        turns = [
+            {a: Turns(samples_per_s=drift * self._rate(arms[a], o), stalled_pct=0.0) for a, o in s.items()}
+            for s in stages
+        ]
+        facts = ArmFacts(
+            cold_start_s=1.0, memory_gib=0.3, lengths=self.lengths, calls_s=tuple((0.01, 0.01) for _ in stages)
+        )
+        return Group(stages=tuple(turns), arms=dict.fromkeys(arms, facts))
+
+    def _rate(self, name, order):
+        speed = SPEED[name.partition(",")[0]] * (1.2 if "1 thread" in name else 1.0)
+        noise = math.exp(self.rng.gauss(0, self.noise))
+        if "policy" in order:
+            policy = decode(Policy, order["policy"])
+            length = policy.length_multiple if order.get("in_order") else np.mean(self.lengths)
+            return noise * speed * 1000 / length * (1 - 0.5 / policy.max_batch)
+        batch, length = order["batch"], order["length"] or max(self.lengths)
+        return noise * speed * 1000 / length * (1 - 0.5 / batch)
+
+
+def build_manifest():
+    nothing = {"plan": {}, "device": "cpu", "inputs": (), "max_length": None, "built_with": {}, "cpu": ""}
+    return Manifest(name="", n_parameters=1, files={}, config={}, **nothing)
+
+
+def search(made_up, *, budget_s=600.0, goal=GOAL):
+    found = Search(bench=made_up, catalogue=CATALOGUE, facts=FACTS, own={"threads": None}, goal=goal, budget_s=budget_s)
+    found.run()
+    return found
+
+
+def test_the_fastest_is_found_proven_and_the_slower_ones_say_why():
+    found = search(MadeUpBench())
+    best = max(found.offered, key=lambda row: row.samples_per_s)
+    assert best.name == "onnx int8, 1 thread"
+    low, high = best.gain.ci
+    assert low < SPEED["onnx int8"] * 1.2 < high
+    assert best.gain.verdict == "faster"
+    assert found.candidates["eager int8"].status in ("behind", "slower")
+    assert found.candidates["eager fp32"].status == "baseline"
+    assert best.policy.max_batch > 1
+
+
+def test_the_levers_beside_the_engine_are_tried_on_the_best_alone():
+    made_up = MadeUpBench()
+    search(made_up)
+    built = [asked for asked in made_up.asked if asked.startswith("build") and "thread" in asked]
+    assert built == ["build onnx int8, 1 thread", "build onnx fp32, 1 thread", "build eager fp32, 1 thread"]
+
+
+@pytest.mark.parametrize(("fault", "status"), [("build", "failed"), ("arm", "failed"), ("refuse", "refused")])
+def test_a_candidate_that_fails_is_an_outcome_and_the_others_go_on(fault, status):
+    found = search(MadeUpBench(faults={"onnx int8": fault, "onnx int8, 1 thread": fault}))
+    row = found.candidates["onnx int8"]
+    assert row.status == status
+    assert row.reason in ("it cannot", "it crashed")
+    assert max(found.offered, key=lambda row: row.samples_per_s).name == "onnx fp32, 1 thread"
+
+
+@pytest.mark.parametrize("fault", ["build", "arm"])
+def test_without_eager_there_is_no_search(fault):
+    with pytest.raises(FulltiltError, match=r"eager fp32 cannot be measured.*it c"):
+        search(MadeUpBench(faults={"eager fp32": fault}))
+
+
+def test_what_is_no_faster_than_eager_is_not_offered(monkeypatch):
+    for name in SPEED:
+        monkeypatch.setitem(SPEED, name, 1.0)
+    made_up = MadeUpBench()
+    monkeypatch.setattr(made_up, "_rate", lambda name, order: 1000 * math.exp(made_up.rng.gauss(0, 0.01)))
+    found = search(made_up)
+    assert [row.name for row in found.offered] == ["eager fp32"]
+    reasons = [row.reason for row in found.candidates.values() if row.status == "slower"]
+    assert reasons
+    assert all(reason.startswith("not proven faster than eager fp32 (") for reason in reasons)
+
+
+def test_a_small_budget_leaves_candidates_untried_and_still_ends_with_an_answer():
+    made_up = MadeUpBench(build_s=20.0)
+    found = search(made_up, budget_s=100.0)
+    assert found.candidates["eager int8"].status == "untried"
+    assert "--budget" in found.candidates["eager int8"].reason
+    assert max(found.offered, key=lambda row: row.samples_per_s).name.startswith("onnx int8")
+    assert made_up.spent_s < 150
+
+
+def test_where_lengths_vary_the_gain_over_padding_is_told():
+    found = search(MadeUpBench(lengths=LENGTHS))
+    gain = found.gain_over_naive
+    expected = 3.0 * max(LENGTHS) / np.mean(LENGTHS)
+    assert gain.times == pytest.approx(expected, rel=0.1)
+    assert gain.verdict == "faster"
+    assert NAIVE not in found.candidates
+
+
+def test_the_exhaustive_search_measures_every_plan_with_every_batching():
+    made_up = MadeUpBench()
+    found = Search(bench=made_up, catalogue=CATALOGUE, facts=FACTS, own={"threads": None}, goal=Goal(), budget_s=600.0)
+    found.run_exhaustive()
+    assert sum(asked.startswith("policies 0") for asked in made_up.asked) == 7
+    assert max(found.offered, key=lambda row: row.samples_per_s).name == "onnx int8, 1 thread"
+
+
+# Arms and builder as processes
+
+
+FAKE = """
+import dataclasses, json, os, signal, time
+from pathlib import Path
+import numpy as np
+from fulltilt.infer.manifest import InputSpec, Manifest, Policy
+
+@dataclasses.dataclass
+class Artefact:
+    manifest: object
+    samples: tuple
+    notes: tuple
+    fault: str
+    seconds: float
+
+    def answer(self, samples):
+        if self.fault == "dies" and len(samples) > 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(self.seconds * len(samples))
+        return list(samples)
+
+def open_artefact(folder):
+    said = json.loads((Path(folder) / "fake.json").read_text())
+    inputs = (InputSpec(name="x", dtype="float32", shape=(None,)),)
+    manifest = Manifest(name="", plan={}, device="cpu", inputs=inputs, max_length=8, built_with={}, cpu="",
+        n_parameters=1, files={}, config={})
+    samples = tuple((np.zeros(n, np.float32),) for n in (2, 4, 8))
+    return Artefact(manifest, samples, tuple(said.get("notes", ())), said.get("fault", ""), said["seconds"])
+"""
+
+
+def make_artefact(folder: Path, seconds: float, **said) -> live.ArmSpec:
+    folder.mkdir(parents=True)
+    (folder / "fake.json").write_text(json.dumps({"seconds": seconds, **said}))
+    return live.ArmSpec(folder=folder, log_path=folder / "log.txt", environment={})
+
+
+@pytest.fixture
+def fake_artefacts(tmp_path, monkeypatch):
+    """Processes that are started find an artefact module without any engine, before the real one."""
+    package = tmp_path / "path"
+    package.mkdir()
+    (package / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        "module = types.ModuleType('fulltilt.infer.artefact')\n"
+        "def load(name):\n"
+        "    if name.startswith('__'):\n"
+        "        raise AttributeError(name)\n"
+        f"    exec({FAKE!r}, module.__dict__)\n"
+        "    return module.__dict__[name]\n"
+        "module.__getattr__ = load\n"
+        "sys.modules['fulltilt.infer.artefact'] = module\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{package}:{':'.join(p for p in sys.path if p)}")
+    return tmp_path
+
+
+def test_arms_take_turns_and_stand_still_in_between(fake_artefacts):
+    specs = {name: make_artefact(fake_artefacts / name, s) for name, s in (("fast", 0.002), ("slow", 0.004))}
+    with live.open_arms(specs) as arms:
+        for each in arms.values():
+            each.order = {"batch": 2, "length": None}
+        blocks = {name: each.run_block() for name, each in arms.items()}
+        pids = [each._process.pid for each in arms.values()]
+        while not all(is_process_stopped(pid) for pid in pids):  # the signal arrives a moment later
+            time.sleep(0.01)
+        assert arms["fast"].ready["lengths"] == [2, 4, 8]
+        assert 0 < arms["fast"].memory_gib < 0.3, "no torch in there"
+        assert len(arms["fast"].read_calls_s({"batch": 2, "length": None})) > 1
+    assert blocks["fast"].n_samples > blocks["slow"].n_samples > 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def run_one_block(spec):
+    with live.LiveArm("one", spec) as one:
+        one.order = {"batch": 2, "length": 4}
+        return one.run_block()
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [({"fault": "dies"}, "SIGSEGV"), ({"notes": ["another torch"]}, "another torch")],
+    ids=["crash", "fallback"],
+)
+def test_an_arm_that_ends_says_why(fake_artefacts, said, reason):
+    spec = make_artefact(fake_artefacts / "one", 0.0, **said)
+    with pytest.raises(live.ArmFailedError, match=reason) as caught:
+        run_one_block(spec)
+    assert (caught.value.name, caught.value.status) == ("one", "failed")
+
+
+INPUTS = (InputSpec(name="ids", dtype="int64", shape=(None,)), InputSpec(name="x", dtype="float32", shape=(3,)))
+SAMPLES = [(np.arange(n), np.zeros(3)) for n in (5, 2, 9, 3)]
+
+
+def test_batches_of_an_order_are_of_one_shape_by_policy_or_as_they_come():
+    shaped = arm.build_batches(SAMPLES, INPUTS, {"batch": 6, "length": 4})
+    assert [[sample[0].shape for sample in batch] for batch in shaped] == [[(4,)] * 6]
+    assert all(sample[1].shape == (3,) for sample in shaped[0])
+    policy = {"max_batch": 2, "max_tokens": None, "length_multiple": 1}
+    by_length = arm.build_batches(SAMPLES, INPUTS, {"policy": policy, "n_samples": 4})
+    assert sorted(sorted(len(s[0]) for s in batch) for batch in by_length) == [[2, 9], [3, 5]]
+    as_they_come = arm.build_batches(SAMPLES, INPUTS, {"policy": policy, "n_samples": 6, "in_order": True})
+    assert [[len(s[0]) for s in batch] for batch in as_they_come] == [[5, 2], [9, 3], [5, 2]]
+
+
+def test_a_block_times_whole_passes_and_tells_stalled_calls():
+    now = [0.0]
+
+    def answer(batch):
+        now[0] += 0.2 if len(batch) == 3 and now[0] > 1 else 0.01
+
+    caller = arm.Caller(answer, [[1], [1, 2], [1, 2, 3]], is_mixed=True, clock=lambda: now[0])
+    block = caller.take_block()
+    assert block["n_samples"] % 6 == 0
+    assert block["calls_s"] == [], "single calls of several lengths say nothing of jitter"
+    now[0] = 0.98
+    steady = arm.Caller(answer, [[1, 2, 3]], is_mixed=False, clock=lambda: now[0])
+    now[0] = 0.95
+    told = steady.take_block()
+    assert told["stalled_s"] == pytest.approx(0.2)
+    assert max(told["calls_s"]) == pytest.approx(0.2)
+
+
+def test_what_becomes_of_a_build_is_an_answer_that_is_kept(tmp_path, monkeypatch):
+    from fulltilt.errors import DeviceMemoryError
+
+    def run_out(request, **_):
+        raise DeviceMemoryError("no room")
+
+    monkeypatch.setattr(bench, "run_measuring", run_out)
+    monkeypatch.setattr(bench, "list_environment", lambda plan: {})
+    plan = (
+        CATALOGUE
+        and Search(bench=MadeUpBench(), catalogue=CATALOGUE, facts=FACTS, own={}, goal=Goal(), budget_s=1.0).baseline
+    )
+    built = ProcessBench(tmp_path, {}, Journal(tmp_path)).build("eager fp32", plan)
+    assert (built.status, built.reason) == ("out_of_memory", "no room")
+    monkeypatch.setattr(bench, "run_measuring", lambda request, **_: pytest.fail("it is known"))
+    assert ProcessBench(tmp_path, {}, Journal(tmp_path)).build("eager fp32", plan) == built

@@ -1,0 +1,255 @@
+"""Lengths, surface, simulated queue, policies, candidates, front: the parts of a search without a process."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from fulltilt.infer.manifest import Accuracy, Policy
+from fulltilt.infer.search.candidates import build_baseline, list_all, list_structures, list_variants, name_plan
+from fulltilt.infer.search.front import choose, find_front
+from fulltilt.infer.search.journal import FILE, Journal
+from fulltilt.infer.search.lengths import compute_edges, describe_lengths
+from fulltilt.infer.search.policies import Goal, list_policies, rate_policies
+from fulltilt.infer.search.result import Candidate, Live
+from fulltilt.infer.search.simulate import (
+    Service,
+    compute_quantile_s,
+    draw_arrivals,
+    estimate_capacity,
+    estimate_offline_samples_per_s,
+    simulate_responses_s,
+)
+from fulltilt.infer.search.surface import Point, Surface, plan_points
+from fulltilt.levers import Facts, Lever
+from fulltilt.records import Plan
+
+LENGTHS = tuple(int(n) for n in np.clip(np.random.default_rng(1).lognormal(3.4, 0.6, 200), 4, 128))
+
+
+def count_padded(values, edges):
+    return sum(min(edge for edge in edges if edge >= value) - value for value in values)
+
+
+@pytest.mark.parametrize("values", [(3, 3, 9, 10, 30, 31, 32, 90), (1,), (5, 5, 5), tuple(range(1, 9))])
+def test_edges_pad_as_little_as_the_best_of_all_choices(values):
+    distinct = sorted(set(values))
+    for n in (1, 2, 3):
+        choices = itertools.combinations(distinct[:-1], min(n, len(distinct)) - 1)
+        least = min(count_padded(values, (*chosen, distinct[-1])) for chosen in choices)
+        assert count_padded(values, compute_edges(values, n)) == least
+
+
+def test_lengths_say_how_much_padding_there_would_be():
+    told = describe_lengths((2, 2, 4, 8))
+    assert told.edges == (2, 4, 8)
+    assert (told.padded_pct, told.padded_to_longest_pct) == (0.0, 50.0)
+    assert sum(n for *_, n in told.histogram) == 4
+    assert not describe_lengths((1, 1)).vary
+
+
+def build_surface(seconds=lambda b, n: 0.001 + 1e-5 * b * n, batches=(1, 4, 16), lengths=(10, 100)):
+    points = tuple(Point(length=n, batch=b) for n in lengths for b in batches)
+    return Surface(points=points, seconds=tuple(seconds(p.batch, p.length) for p in points))
+
+
+@pytest.mark.parametrize(("batch", "length"), [(1, 10), (4, 100), (2, 55), (10, 30), (32, 100), (16, 150)])
+def test_the_surface_is_exact_where_time_grows_with_the_elements(batch, length):
+    assert build_surface().build_service().estimate_s(batch, length) == pytest.approx(0.001 + 1e-5 * batch * length)
+
+
+def test_a_surface_of_one_batch_or_length_grows_with_it():
+    one = build_surface(batches=(4,), lengths=(10,)).build_service()
+    assert one.estimate_s(8, 10) == pytest.approx(2 * one.estimate_s(4, 10))
+    assert one.estimate_s(1, 10) == one.estimate_s(4, 10), "nothing says that less is faster"
+
+
+def test_points_are_left_out_where_a_call_would_take_too_long():
+    lengths = describe_lengths(LENGTHS)
+    points = plan_points(lengths, 0.05, is_coarse=False)
+    assert max(p.batch for p in points if p.length == lengths.longest) == 16
+    assert {p.length for p in points} == {*lengths.edges}
+    assert {*plan_points(lengths, 0.001, is_coarse=True)} <= {*plan_points(lengths, 0.001, is_coarse=False)}
+
+
+def test_the_simulated_queue_agrees_with_the_formula_for_one_sample_at_a_time():
+    """M/D/1: mean wait is ρ s / 2 (1 - ρ)."""
+    service, load = Service(estimate_s=lambda b, n: 0.01), 70
+    arrivals = draw_arrivals((1,), 1, n=20_000)
+    responses_s = simulate_responses_s(arrivals, load, Policy(max_batch=1), service)
+    rho = 0.01 * load
+    assert np.mean(responses_s) == pytest.approx(0.01 + rho * 0.01 / (2 * (1 - rho)), rel=0.1)
+
+
+def test_a_request_ends_with_its_last_sample_and_pays_what_is_beside_the_model():
+    arrivals = draw_arrivals((5,), 3, n=50)
+    service = Service(estimate_s=lambda b, n: 0.01, request_s=0.002, batch_s=0.001)
+    alone = simulate_responses_s(arrivals, 0.01, Policy(max_batch=2), service)
+    assert alone == pytest.approx([2 * 0.011 + 0.002] * 50)
+    assert simulate_responses_s(arrivals, 0.01, Policy(max_batch=4), service) == pytest.approx([0.013] * 50)
+
+
+def test_jitter_of_single_calls_shows_in_the_tail():
+    arrivals = draw_arrivals((1,), 1)
+    calm = simulate_responses_s(arrivals, 10, Policy(), Service(estimate_s=lambda b, n: 0.01))
+    rough = Service(estimate_s=lambda b, n: 0.01, jitter=(1.0,) * 95 + (4.0,) * 5)
+    assert compute_quantile_s(simulate_responses_s(arrivals, 10, Policy(), rough), 0.99) > 0.035
+    assert compute_quantile_s(calm, 0.99) < 0.025
+
+
+def test_an_overloaded_queue_has_no_percentile():
+    service = Service(estimate_s=lambda b, n: 0.1)
+    responses_s = simulate_responses_s(draw_arrivals((1,), 1), 20, Policy(), service, give_up_s=2.0)
+    assert responses_s == []
+    assert compute_quantile_s(responses_s, 0.99) == math.inf
+
+
+def test_capacity_is_where_the_limit_is_reached():
+    service, arrivals = Service(estimate_s=lambda b, n: 0.01), draw_arrivals((1,), 1)
+    ask = {"quantile": 0.99, "limit_s": 0.05, "at_most": 100.0}
+    capacity = estimate_capacity(arrivals, Policy(), service, **ask)
+    for rate, is_within in ((0.95 * capacity, True), (1.1 * capacity, False)):
+        found_s = compute_quantile_s(simulate_responses_s(arrivals, rate, Policy(), service), 0.99)
+        assert (found_s <= 0.05) == is_within
+    assert estimate_capacity(arrivals, Policy(), service, **ask | {"limit_s": 0.005}) == 0.0
+
+
+def test_samples_of_like_length_together_need_less_time():
+    service = build_surface().build_service()
+    by_length = estimate_offline_samples_per_s(LENGTHS, Policy(max_batch=16), service)
+    padded = estimate_offline_samples_per_s(LENGTHS, Policy(max_batch=16, length_multiple=128), service)
+    assert by_length > 2 * padded
+
+
+PLAN = Plan(engine="eager", quantization="none", precision="fp32", threads=None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "largest"),
+    [(lambda b, n: 0.02 + 0.0001 * b, 64), (lambda b, n: 0.01 * b, 1)],
+    ids=["gains", "does not"],
+)
+def test_batches_are_large_only_where_that_gains_something(seconds, largest):
+    lengths, surface = describe_lengths((1,) * 64), build_surface(seconds, batches=(1, 8, 64), lengths=(1,))
+    service = surface.build_service()
+    rated = rate_policies(list_policies(lengths, PLAN), service, lengths, Goal(), draw_arrivals((1,), 1))
+    assert rated[0].policy == Policy(max_batch=largest)
+    assert rated[0].score == rated[0].samples_per_s
+
+
+def test_a_limit_for_a_batch_bounds_the_policy():
+    lengths, surface = describe_lengths((1,) * 64), build_surface(lambda b, n: 0.02 + 0.001 * b, (1, 8, 64), (1,))
+    service = surface.build_service()
+    goal = Goal(batch_limit_s=0.03)
+    rated = rate_policies(list_policies(lengths, PLAN), service, lengths, goal, draw_arrivals((1,), 1))
+    assert max(each.policy.max_batch for each in rated) == 8
+
+
+def test_with_a_target_for_the_response_the_rate_within_it_decides():
+    lengths, surface = describe_lengths((1,) * 64), build_surface(lambda b, n: 0.02 + 0.001 * b, (1, 8, 64), (1,))
+    service = surface.build_service()
+    goal = Goal(requests_per_s=20, quantile=0.99, limit_s=0.06)
+    best = rate_policies(list_policies(lengths, PLAN), service, lengths, goal, draw_arrivals((1,), 1))[0]
+    assert best.response_s <= 0.06
+    assert best.score == best.capacity_requests_per_s < best.samples_per_s
+    assert best.policy.max_batch > 1
+
+
+def test_policies_bound_padded_elements_only_where_that_binds():
+    lengths = describe_lengths(LENGTHS)
+    for policy in list_policies(lengths, PLAN):
+        assert policy.max_tokens is None or policy.max_batch * lengths.longest > policy.max_tokens
+        assert policy.length_multiple == 1
+    graphs = list_policies(lengths, PLAN.replace(cuda_graphs=True))
+    assert {policy.length_multiple for policy in graphs} == {lengths.longest // 8}, "each shape is recorded"
+
+
+def build_lever(name, values, *, obstacle=lambda value, plan, facts: None):
+    nothing = {
+        "key": f"inference.{name}",
+        "summary": "",
+        "doc": "",
+        "trades": ("speed",),
+        "stage": "compile",
+        "type": str,
+    }
+    nothing |= {"apply": lambda setup, value: None, "observe": lambda setup: None}
+    return Lever(name=name, default=values[0], candidates=lambda facts: values, obstacle=obstacle, **nothing)
+
+
+def refuse_aot(value, plan, facts):
+    return "no compiler" if value == "aot" else None
+
+
+CATALOGUE = {
+    "engine": build_lever("engine", ("eager", "aot", "onnx"), obstacle=refuse_aot),
+    "quantization": build_lever("quantization", ("none", "int8")),
+    "precision": build_lever("precision", ("fp32",)),
+    "threads": build_lever("threads", (None, 1)),
+}
+FACTS = Facts(device_type="cpu")
+
+
+def test_candidates_are_all_combinations_that_can_apply_the_promising_ones_first():
+    baseline = build_baseline(CATALOGUE, {"threads": None})
+    plans, refused = list_structures(CATALOGUE, FACTS, baseline)
+    assert [name_plan(plan, baseline) for plan in plans] == ["onnx int8", "onnx fp32", "eager int8"]
+    assert refused == {"aot fp32": "no compiler", "aot int8": "no compiler"}
+    variants = list_variants(CATALOGUE, FACTS, plans[0])
+    assert [name_plan(plan, baseline) for plan in variants] == ["onnx int8, 1 thread"]
+    assert len(list_all(CATALOGUE, FACTS, baseline)) == 2 * 2 * 2 - 1
+
+
+def test_the_baseline_keeps_the_users_threads():
+    baseline = build_baseline(CATALOGUE, {"threads": 1})
+    assert baseline["threads"] == 1
+    assert name_plan(baseline, baseline) == "eager fp32"
+    assert name_plan(baseline.replace(threads=None), baseline) == "eager fp32, all threads"
+
+
+def build_row(name, rate, drop, gib, status="offered", **more):
+    accuracy = Accuracy(sqnr_db=30.0, max_abs_error=0.0, n_samples=9, changed_labels_pct=drop)
+    return Candidate(name=name, plan=PLAN, status=status, samples_per_s=rate, accuracy=accuracy, memory_gib=gib, **more)
+
+
+def test_the_front_leaves_out_who_is_beaten_in_all_respects():
+    rows = [
+        build_row("eager fp32", 100, 0.0, 0.5, "baseline"),
+        build_row("fast", 300, 1.0, 0.5),
+        build_row("beaten", 200, 1.0, 0.5),
+        build_row("small", 150, 0.0, 0.1),
+        build_row("slow", 90, 0.0, 0.01, "slower"),
+    ]
+    assert [row.name for row in find_front(rows)] == ["fast", "small"]
+    assert choose(rows, Goal()).name == "fast"
+
+
+def test_who_was_accepted_under_load_is_chosen_before_who_was_not():
+    live = Live(
+        verdict="met", requests_per_s=9, quantile=0.99, limit_s=1, measured_s=0.1, predicted_s=0.1, n_responses=500
+    )
+    goal = Goal(requests_per_s=9, limit_s=1.0)
+    rows = [
+        build_row("promising", 300, 0.0, 0.5, capacity_requests_per_s=30.0),
+        build_row("accepted", 200, 0.0, 0.5, capacity_requests_per_s=20.0, live=live),
+    ]
+    assert choose(rows, goal).name == "accepted"
+
+
+def test_a_journal_answers_once_and_a_recalled_answer_counts_as_long_as_it_took(tmp_path):
+    now = [0.0]
+
+    def find():
+        now[0] += 5.0
+        return {"ok": 1}
+
+    assert Journal(tmp_path, clock=lambda: now[0]).ask("build a", find) == {"ok": 1}
+    with (tmp_path / FILE).open("a") as stream:
+        stream.write("no JSON\n")
+    again = Journal(tmp_path, clock=lambda: now[0])
+    assert again.spent_s == 0.0, "decisions of the budget are made again as they were"
+    assert again.ask("build a", lambda: pytest.fail("it was answered")) == {"ok": 1}
+    now[0] += 2.0
+    assert again.spent_s == 5.0 + 2.0
+    assert ":2: unreadable line left out" in again.notes[0]
