@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import platform
@@ -22,7 +23,7 @@ from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.depot import Depot
 from fulltilt.lab.executors import Executor
-from fulltilt.lab.executors.cluster import read_versions
+from fulltilt.lab.executors.cluster import WILDCARDS, read_versions
 from fulltilt.lab.executors.ray import RayExecutor
 from fulltilt.lab.lab import LOCAL, Lab
 from fulltilt.lab.records import Node
@@ -38,7 +39,6 @@ from fulltilt.records.run_folder import write_atomic, write_secret
 ADDRESS, PORT = "server.json", "port"  # the former in the lab's folder, while it is served
 DEPOT = "depot"
 STARTUP_S = 30.0
-WILDCARDS = ("0.0.0.0", "::")
 logger = logging.getLogger(__name__)
 
 
@@ -103,53 +103,45 @@ def serve(
     Args:
         port: 0: any that is free; the one of the last time where it still is, so that runners find it again.
         names: Under which the server is reached, beside ``host`` and this machine's own; the first is told to runners.
-        command: Trains; None: fulltilt itself.
+        command: Trains; empty: fulltilt itself.
 
     Raises:
         UsageError: the address cannot be used.
     """
-    token = read_or_make_token(lab.folder)
-    with (
-        keep_log(lab.folder),
-        contextlib.closing(_listen(host, port or _read_port(lab.folder))) as listener,
-        contextlib.closing(RealNvml()) as nvml,
-    ):
-        reached = next(iter(names), "127.0.0.1" if host in WILDCARDS else host)
-        scheme = "http" if tls is None else "https"
-        authority = None if tls is None else str(tls.certificate.resolve())
-        url = f"{scheme}://{_bracket(reached)}:{listener.getsockname()[1]}"
-        address = Address(url=url, token=token, authority=authority)
-
-        def write_order(secret: str, mark: str, node: str) -> Order:
-            return Order(
-                url=address.url,
-                token=secret,
-                mark=mark,
-                node=node,
-                root=str((lab.folder / LOCAL).resolve()),
-                depot=lab.depot.uri,
-                command=tuple(command),
-                authority=authority,
-            )
-
-        coordinator = Coordinator(lab, executors, write_order)
-        own = {each.address.partition("%")[0] for many in psutil.net_if_addrs().values() for each in many}
-        hosts = {*LOOPBACK, platform.node(), *names, *(own if host in WILDCARDS else {host})}
-        sampler = Sampler(nvml, folder=lab.folder)
+    with contextlib.ExitStack() as stack, keep_log(lab.folder):
+        listener = stack.enter_context(_listen(host, port) if port else _listen_again(host, lab.folder))
+        nvml = stack.enter_context(contextlib.closing(RealNvml()))
+        url = f"{'https' if tls else 'http'}://{_name_host(host, names)}:{listener.getsockname()[1]}"
+        authority = tls and str(tls.certificate.resolve())
+        address = Address(url=url, token=read_or_make_token(lab.folder), authority=authority)
+        same = {"root": str((lab.folder / LOCAL).resolve()), "depot": lab.depot.uri, "command": tuple(command)}
+        coordinator = Coordinator(lab, executors, functools.partial(Order, url=url, authority=authority, **same))
         ray = next((executor for executor in executors if isinstance(executor, RayExecutor)), None)
+        _meet_nodes(lab, [executor for executor in executors if executor is not ray])
         app = build_app(
-            lab, token=token, hosts=hosts, read_rooms=coordinator.read_rooms, sampler=sampler, invite=ray and ray.invite
-        )
-        for place in (place for executor in executors if executor is not ray for place in executor.read_places()):
-            is_own = place.node == platform.node()  # what another machine has installed is not known here
-            boot, versions = (read_boot(), read_versions()) if is_own else ("", {})
-            lab.store.meet_node(Node(name=place.node, boot=boot, versions=versions, devices=place.devices))
+            lab, token=address.token, hosts=_list_hosts(host, names), read_rooms=coordinator.read_rooms,
+            sampler=Sampler(nvml, folder=lab.folder), invite=ray and ray.invite,
+        )  # fmt: skip
+        for executor in executors:
+            stack.callback(executor.close)
         with _run(app, _build_server(app, tls), listener, coordinator, lab.folder / ADDRESS, address):
-            logger.info("fulltilt %s serves at %s", __version__, address.url, extra=tell("started", url=address.url))
+            logger.info("fulltilt %s serves at %s", __version__, url, extra=tell("started", url=url))
             yield address, coordinator
         logger.info("the server has ended", extra=tell("ended"))
-        for executor in executors:
-            executor.close()
+
+
+def _meet_nodes(lab: Lab, executors: Sequence[Executor]) -> None:
+    """Note the machines of engines that machines do not join by themselves."""
+    for place in (place for executor in executors for place in executor.read_places()):
+        is_own = place.node == platform.node()  # what another machine has installed is not known here
+        boot, versions = (read_boot(), read_versions()) if is_own else ("", {})
+        lab.store.meet_node(Node(name=place.node, boot=boot, versions=versions, devices=place.devices))
+
+
+def _list_hosts(host: str, names: Sequence[str]) -> set[str]:
+    """List the names and addresses under which a server may be reached."""
+    own = {each.address.partition("%")[0] for many in psutil.net_if_addrs().values() for each in many}
+    return {*LOOPBACK, platform.node(), *names, *(own if host in WILDCARDS else {host})}
 
 
 @contextlib.contextmanager
@@ -229,32 +221,27 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listener.close()
-        raise UsageError(f"{host}:{port} cannot be used ({error.strerror}); give another --port or --host") from None
+        raise UsageError(f"{host}:{port} cannot be used ({error}); give another --port or --host") from None
     listener.listen(1024)
     listener.set_inheritable(False)
     return listener
 
 
-def _read_port(folder: Path) -> int:
-    """Return the port of the last time where it is free, and note the one that is taken otherwise."""
-    path = folder / PORT
-    with contextlib.suppress(OSError, ValueError):
-        port = int(path.read_text())
-        with contextlib.closing(socket.socket()) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(("127.0.0.1", port))
-            return port
-    with contextlib.closing(socket.socket()) as trial:
-        trial.bind(("127.0.0.1", 0))
-        port = trial.getsockname()[1]
-    write_atomic(path, f"{port}\n")
-    return port
+def _listen_again(host: str, folder: Path) -> socket.socket:
+    """Listen at the port of the last time, or else at a free one, and note it."""
+    with contextlib.suppress(OSError, ValueError, UsageError):
+        return _listen(host, int((folder / PORT).read_text()))
+    listener = _listen(host, 0)
+    write_atomic(folder / PORT, f"{listener.getsockname()[1]}\n")
+    return listener
 
 
-def _bracket(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def _name_host(host: str, names: Sequence[str]) -> str:
+    """Return the name by which runners reach the server, as it stands in a URL."""
+    reached = next(iter(names), "127.0.0.1" if host in WILDCARDS else host)
+    return f"[{reached}]" if ":" in reached else reached
 
 
 def _wait_for(is_done: Callable[[], bool]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.lab_cases import Clock
 
 from fulltilt.lab.records import Attempt, Experiment, Node
 from fulltilt.lab.scheduling.ends import judge_end, read_document
@@ -172,13 +175,6 @@ def test_a_result_that_was_cut_short_is_none(tmp_path):
     assert read_document(path) == DONE
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_a_lease_runs_out_a_whole_term_after_it_was_heard_of_and_never_before():
     clock, one, other = Clock(), *(Attempt(experiment=f"e{i}", number=1) for i in (1, 2))
     leases = Leases(Term(ttl_s=100, grace_s=10), clock)
@@ -202,6 +198,21 @@ def test_a_server_that_was_away_has_heard_nobody_and_gives_everybody_a_whole_ter
         assert leases.turn([one]) == []
     clock.now_s += 1
     assert leases.turn([one]) == [one]
+
+
+def test_threads_renew_while_others_look_and_the_loop_turns():
+    leases, attempts = Leases(Term(), Clock()), [Attempt(experiment=f"e{i}", number=1) for i in range(2000)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            renewals = [pool.submit(lambda mine: list(map(leases.renew, mine)), attempts[k::3]) for k in range(3)]
+            looks = pool.submit(lambda: [(leases.list_stale(), leases.turn(attempts[:9])) for _ in range(300)])
+            assert looks.result() == [(set(), [])] * 300
+            for each in renewals:
+                each.result()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_grace_that_outlasts_the_lease_is_refused():

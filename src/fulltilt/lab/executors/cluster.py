@@ -28,12 +28,7 @@ MARK = "FULLTILT_RAY"  # in the environment of Ray's own processes
 PYTHON = "FULLTILT_PYTHON"  # what runs attempts
 RESOURCE = "fulltilt:"  # a device of a machine is Ray's resource ``fulltilt:MACHINE:DEVICE``, of which there is one
 OBJECT_STORE_BYTES = 80_000_000  # about the least that Ray takes; attempts keep nothing there
-KEPT_BACK = (
-    "FULLTILT_LAB_TOKEN",
-    "RAY_ADDRESS",
-    "RAY_AUTH_TOKEN",
-    "CUDA_VISIBLE_DEVICES",
-)  # of this process's environment
+KEPT_BACK = ("FULLTILT_LAB_TOKEN", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "CUDA_VISIBLE_DEVICES")  # of our own environment
 WILDCARDS = ("0.0.0.0", "::", "")
 
 
