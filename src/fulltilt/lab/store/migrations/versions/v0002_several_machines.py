@@ -9,10 +9,8 @@ revision, down_revision = "0002", "0001"
 
 def upgrade() -> None:
     new = [Column("code", JSON), Column("wish", Text), Column("delay_s", Float)]
-    new += [
-        Column(name, Integer, nullable=False, server_default=text(n))
-        for name, n in (("n_devices", "1"), ("n_lost", "0"))
-    ]
+    counts = {"n_devices": "1", "n_lost": "0"}
+    new += [Column(name, Integer, nullable=False, server_default=text(n)) for name, n in counts.items()]
     for column in (Column("owner", Text, nullable=False, server_default=""), *new):
         op.add_column("experiment", column)
     op.drop_index("ix_experiment_state", "experiment")
