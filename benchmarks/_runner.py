@@ -164,7 +164,7 @@ def build_peers_environment() -> None:
     subprocess.run([sys.executable, "-m", "venv", PEERS], check=True)
     pip = [PEERS / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints-bench.txt"]
     subprocess.run([*pip, "torch"], check=True)
-    subprocess.run([*pip, *PEERS_OF_TRAINING, *PEERS_OF_SERVING, "-e", f"{ROOT}[digits,export]"], check=True)
+    subprocess.run([*pip, *PEERS_OF_TRAINING, *PEERS_OF_SERVING, "-e", f"{ROOT}[digits,export,lab]"], check=True)
     subprocess.run([*pip, *PEERS_OF_TESTS, "-e", f"{ROOT}[mlflow,wandb]"], check=True)
     subprocess.run([*pip, "spdl", "spdl-io", "boto3", "obstore", "requests", "tifffile"], check=True)
     # Apart: libraries that find a torchvision import it, and beside a CPU's torch that fails without help.

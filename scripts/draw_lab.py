@@ -1,12 +1,14 @@
 """Draw docs/images/lab-*.png: ``python scripts/draw_lab.py``, with Chromium and fulltilt[lab,digits] installed.
 
 The pictures are of a real server on this machine, with two devices and the six trainings of configs/parallel_grid.yaml.
+They show the folder of the lab: ``/srv/lab``, which must not be there, and which whoever runs this may make.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,28 +28,30 @@ IMAGES = ROOT / "docs" / "images"
 WIDTH, SCALE = 1180, 1.5
 PATIENCE_S = 600.0
 N_COLOURS = 96  # of a picture of text and lines: nobody sees that there are no more
+FOLDER = Path("/srv/lab")
 FULLTILT = (sys.executable, "-m", "fulltilt", "lab")
 
 
 def main() -> None:
     """Run the lab, and take a picture of its queue, of an experiment and of a comparison."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        folder = Path(scratch) / "lab"
-        serve = [*FULLTILT, "serve", "--lab", str(folder), "--port", "0", "--devices", "0,1"]
-        server = subprocess.Popen(serve, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.DEVNULL)
-        try:
-            _wait(lambda: find_server(folder))
-            words = ["submit", str(ROOT / "configs" / "parallel_grid.yaml"), "epochs=8", "--lab", str(folder)]
-            subprocess.run([*FULLTILT, *words], check=True, stdout=subprocess.DEVNULL)
-            with start_chromium(Path(scratch) / "profile") as browser:
-                _draw(browser.open(), folder)
-        finally:
-            server.terminate()
-            server.wait()
+    FOLDER.mkdir()
+    serve = [*FULLTILT, "serve", "--lab", str(FOLDER), "--port", "0", "--devices", "0,1"]
+    server = subprocess.Popen(serve, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.DEVNULL)
+    try:
+        _wait(lambda: find_server(FOLDER))
+        words = ["submit", str(ROOT / "configs" / "parallel_grid.yaml"), "epochs=8", "--lab", str(FOLDER)]
+        subprocess.run([*FULLTILT, *words], check=True, stdout=subprocess.DEVNULL)
+        scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        with scratch, start_chromium(Path(scratch.name) / "profile") as browser:
+            _draw(browser.open())
+    finally:
+        server.terminate()
+        server.wait()
+        shutil.rmtree(FOLDER)
 
 
-def _draw(page: Page, folder: Path) -> None:
-    address = find_server(folder)
+def _draw(page: Page) -> None:
+    address = find_server(FOLDER)
     assert address is not None
     client = Client(None, address)
     page.show_as(width=WIDTH, height=460, scale=SCALE)

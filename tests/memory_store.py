@@ -51,7 +51,7 @@ class MemoryStore:
         seq = len(self.events) + 1
         self.events.append(Event(seq=seq, experiment=id, attempt=attempt, arrow=arrow, state=state, time_s=time.time()))
 
-    def lease(self, experiment, *, node, devices, n_threads, engine):
+    def _lease(self, experiment, *, node, devices, n_threads, engine):
         token, number = secrets.token_urlsafe(16), experiment.attempt + 1
         self._move("lease", experiment.newest, attempt=number)
         self.attempts[experiment.id, number] = {"node": node, "devices": list(devices), "n_threads": n_threads}
@@ -63,7 +63,7 @@ class MemoryStore:
         found = []
         for experiment, place in wanted:
             try:
-                found.append(self.lease(experiment, **place))
+                found.append(self._lease(experiment, **place))
             except StaleAttemptError:
                 found.append(None)
         return found

@@ -180,9 +180,9 @@ def find_remedy(message: str) -> str | None:
 
 
 def is_library(file: str) -> bool:
-    """Return whether a path is that of a library's file, or of fulltilt's; they lie where torch lies, wherever that is.
+    """Return whether a path is that of a library's file, or of fulltilt's.
 
-    Where torch lies in the user's own folder, it alone is known.
+    Libraries lie where torch lies, wherever that is. Where that is the user's own folder, torch alone is known.
     """
     package = os.path.dirname(getattr(sys.modules.get("torch"), "__file__", None) or "")
     folder = os.path.dirname(package)
@@ -214,7 +214,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def keep_traceback(error: BaseException, path: Path | None = None) -> str:
-    """Write the whole traceback into a file, or a temporary one, and return `` (log: FILE)``; "" on a full disk."""
+    """Write the whole traceback into a file and return `` (log: FILE)``; "" on a full disk."""
     try:
         if path is None:
             import tempfile  # 8 ms, which every command would wait for
@@ -242,5 +242,5 @@ def format_nearest(unknown: str, valid: Iterable[str]) -> str:
 
 
 def strip_control_codes(text: str) -> str:
-    """Remove what would steer a terminal from text of a user's model or a library; line breaks and tabs stay."""
+    """Remove from a text what would steer a terminal; line breaks and tabs stay."""
     return _CONTROL_CODES.sub("", text)

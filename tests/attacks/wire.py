@@ -10,13 +10,22 @@ import re
 import socket
 import urllib.parse
 import uuid
+from pathlib import Path
+
+from tests.lab_cases import lease
 
 from fulltilt.config import Config
 from fulltilt.lab.lab import Lab
 from fulltilt.lab.records import Attempt, Point
 from fulltilt.lab.server.access import ROLES
+from fulltilt.lab.server.app import build_app
 
 PATIENCE_S = 60
+ROOT = Path(__file__).parents[2]
+LAB = ROOT / "src" / "fulltilt" / "lab"
+WEB = ROOT / "src" / "fulltilt" / "web" / "static"
+CANARY = b"THE-CANARY-OF-THE-HOST"  # in a file beside the folder of a lab
+SHELL = "$(touch pwned);`touch pwned`|touch pwned&.yaml"
 
 
 @dataclasses.dataclass
@@ -103,10 +112,9 @@ class Attacked:
 
     def lease(self, id: str | None = None, *, node: str = "n1") -> tuple[Attempt, str]:
         """Begin an attempt whose runner is the test."""
-        found = self.read(id or self.add())
-        attempt, token = self.lab.store.lease(found, node=node, devices=["cpu:0"], n_threads=1, engine="by hand")
+        attempt, token = lease(self.lab.store, self.read(id or self.add()), node=node)
         self.lab.leases.renew(attempt)
-        assert self.wire("POST", "/runner/hello", {"node": node, "pid": 1}, token=token).status == 200
+        assert self.wire("POST", "/runner/hello", {"pid": 1}, token=token).status == 200
         return attempt, token
 
     def send(self, token: str, content: bytes, name: str) -> dict:
@@ -115,9 +123,21 @@ class Attacked:
         assert self.wire("PUT", f"/runner/files/{digest}", content, token=token).status == 200
         return {"name": name, "digest": digest, "n_bytes": len(content)}
 
+    def append(self, token: str, name: str, data: bytes) -> Answer:
+        return self.wire("PUT", f"/runner/streams/{name}?offset=0", data, token=token)
+
+    def commit(self, token: str, files: list[dict]) -> Answer:
+        return self.wire("POST", "/runner/checkpoint", {"files": files}, token=token)
+
+    def finish(self, token: str, body: dict) -> Answer:
+        return self.wire("POST", "/runner/finish", body, token=token)
+
     def submit(self, text: str, **given) -> Answer:
         body = {"source": f"/somewhere/{uuid.uuid4().hex}.yaml", "text": text, **given}
         return self.wire("POST", "/api/sweeps", body, token="submit")
+
+    def routes(self) -> list[tuple[str, str, str | None]]:
+        return list_routes(build_app(self.lab, token="t"))
 
     def take_stock(self) -> dict[str, str]:
         return {each.id: each.state for each in self.lab.store.read_experiments()}

@@ -6,11 +6,11 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from scripts.chromium import PROGRAM, start_chromium
+from tests.lab_cases import PATIENCE_S, wait_for
 
 from fulltilt.errors import UsageError
 from fulltilt.lab.client import Client
@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="need
 
 SERVER = Path(__file__).parents[1] / "unit" / "lab" / "run_stand_in_server.py"
 TTL_S, N_DEVICES = 20.0, 2
-PATIENCE_S = 60.0
 PHONE, DESK = 390, 1200
 AUDIT = Path(__file__).with_name("audit.js").read_text()
 
@@ -38,12 +37,8 @@ class Served:
         command = [sys.executable, str(SERVER), str(self.folder), str(TTL_S), str(N_DEVICES)]
         environment |= {"STAND_IN_CHECKPOINT": "checkpoint.pt"}
         self.process = subprocess.Popen(command, env=environment)
-        until_s = time.monotonic() + PATIENCE_S
-        while (address := find_server(self.folder)) is None:
-            assert time.monotonic() < until_s
-            assert self.process.poll() is None
-            time.sleep(0.02)
-        self.address, self.client = address, Client(None, address)
+        self.address = wait_for(lambda: find_server(self.folder), self.process)
+        self.client = Client(None, self.address)
 
     def stop(self) -> None:
         self.process.terminate()
@@ -58,10 +53,7 @@ class Served:
         return self.client.get(f"/api/experiments/{id}")["experiment"]
 
     def wait(self, id: str, *states: str) -> None:
-        until_s = time.monotonic() + PATIENCE_S
-        while (state := self.read(id)["state"]) not in states:
-            assert time.monotonic() < until_s, (id, state)
-            time.sleep(0.05)
+        wait_for(lambda: self.read(id)["state"] in states, told=lambda: self.read(id))
 
     def clear(self) -> None:
         for each in self.client.get("/api/experiments")["experiments"]:

@@ -16,8 +16,8 @@ from tests.faults.lab_torment import (
     assert_lived_one_after_the_other,
     assert_whole,
     signal_if_there,
-    wait_for,
 )
+from tests.lab_cases import wait_for
 
 pytestmark = pytest.mark.chaos
 MINUTES = float(os.environ.get("CHAOS_MINUTES", "30"))

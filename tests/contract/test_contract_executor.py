@@ -13,12 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.lab_cases import wait_for
 
 from fulltilt.errors import UsageError
-from fulltilt.hardware.proctree import find_marked
+from fulltilt.hardware.proctree import find_marked, kill_marked
 from fulltilt.lab.executors import AwayError, Place, RefusedError
 from fulltilt.lab.executors.cluster import LOG
-from fulltilt.lab.executors.local import LocalExecutor
+from fulltilt.lab.executors.local import GUARD_MARK, LocalExecutor
 from fulltilt.lab.executors.ray import RayExecutor
 from fulltilt.lab.executors.ray_node import RayNode, build_simulated_slots
 from fulltilt.lab.executors.slurm import SlurmExecutor
@@ -27,7 +28,6 @@ from fulltilt.lab.runner.order import MARK, RAY_JOB, VARIABLE, Order
 from fulltilt.lab.serving import open_lab, serve
 from fulltilt.lab.store import compute_digest
 
-PATIENCE_S = 60
 ODD = "it's $(touch pwned) %j"  # a folder that no shell and no pattern must see into
 
 
@@ -82,14 +82,6 @@ def read_files(*places: Path) -> bytes:
     found = [path for place in places for path in ([place] if place.is_file() else place.rglob("*")) if path.is_file()]
     assert found
     return b"".join(path.read_bytes() for path in found)
-
-
-def wait_for(look):
-    end = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return found
 
 
 def read_order(process: Path) -> str:
@@ -186,6 +178,19 @@ def test_the_token_of_an_attempt_is_in_no_log_and_on_no_command_line(executor, t
     wait_for(lambda: job.look() == "gone")
     logs = executor.read_logs()
     assert not any(secret in logs for secret in secrets)
+
+
+def test_a_guard_that_has_ended_by_itself_is_no_zombie_when_others_are_looked_for(tmp_path):
+    executor = LocalExecutor([0, 1], logs=tmp_path / "logs", is_lasting=True)
+    first, second = Job(executor, tmp_path, 1), Job(executor, tmp_path, 2)
+    for job in (first, second):
+        job.submit()
+    guards = wait_for(first.find_guards)
+    kill_marked(f"{GUARD_MARK}={first.mark}")  # its experiment is over, and nobody looks for it again
+    executor.poll([second.experiment])
+    assert not any(guard.exists() for guard in guards)
+    executor.cancel(second.experiment, is_urgent=True)
+    assert second.look() == "gone"
 
 
 @pytest.mark.slow

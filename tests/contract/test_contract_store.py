@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lab_cases import ON_A_SLOT, lease
 from tests.memory_store import MemoryStore
 
 from fulltilt.lab.records import Artefact, Attempt, Code, Node, Point
@@ -90,7 +91,7 @@ def take(store, arrow: str, attempt: Attempt) -> None:
         found = read(store, attempt.experiment)
         if found.attempt != attempt.number:
             raise StaleAttemptError
-        store.lease(found, node="here", devices=["cpu:0"], n_threads=1, engine="local")
+        lease(store, found)
     else:
         store.advance(arrow, attempt)
 
@@ -156,12 +157,12 @@ def test_whatever_is_tried_the_twin_says_the_same_and_one_result_is_accepted_at_
 
 def test_a_stale_attempt_changes_nothing_and_the_newest_is_found_by_its_token(store):
     (id,) = add(store)
-    first, old = store.lease(read(store, id), node="a", devices=["cpu:0"], n_threads=1, engine="local")
+    first, old = lease(store, read(store, id), node="a")
     store.advance("back_off", first, delay_s=3.0, n_lost=1, outcome="lost")
     assert (read(store, id).delay_s, read(store, id).n_lost, read(store, id).node) == (3.0, 1, "a")
     store.advance("wake", first)
     assert (read(store, id).delay_s, read(store, id).node, read(store, id).last_node) == (None, None, "a")
-    second, token = store.lease(read(store, id), node="b", devices=["cpu:1"], n_threads=1, engine="local")
+    second, token = lease(store, read(store, id), node="b")
     store.note(second, ref="job 7")
     n_events = len(store.read_events())
     for arrow in ("finish", "fail", "back_off", "cancel"):
@@ -181,8 +182,7 @@ def test_of_several_that_are_leased_together_those_that_changed_are_left_out(sto
     ids = add(store, 3)
     rows = [read(store, id) for id in ids]
     bring(store, ids[1], "cancelled")
-    place = {"node": "a", "devices": ["cpu:0"], "n_threads": 1, "engine": "local"}
-    first, none, third = store.lease_all([(row, place) for row in rows])
+    first, none, third = store.lease_all([(row, ON_A_SLOT) for row in rows])
     assert none is None
     assert [read(store, id).state for id in ids] == ["leased", "cancelled", "leased"]
     for id, (attempt, token) in ((ids[0], first), (ids[2], third)):

@@ -16,7 +16,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fulltilt.errors import UsageError
 from fulltilt.lab.client import Client
@@ -181,14 +180,6 @@ class Torment:
         for part in parts:
             assert now_s - self._overdue_s.get(part.pid, now_s) < ORPHAN_S, f"orphan: {part}"
         return len(found)
-
-
-def wait_for(look: Callable[[], Any]) -> Any:
-    end = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    return found
 
 
 def signal_if_there(pid: int, number: int) -> bool:

@@ -8,11 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.lab_cases import PATIENCE_S, wait_for
 
 from fulltilt.errors import UsageError
 from fulltilt.hardware.proctree import find_marked, kill_marked
@@ -24,7 +24,7 @@ from fulltilt.lab.store import open_store
 
 GRID = Path(__file__).parents[2] / "configs" / "parallel_grid.yaml"
 SERVER = Path(__file__).with_name("run_ray_server.py")
-TTL_S, PATIENCE_S = 20.0, 240
+TTL_S = 20.0
 TEST = "FULLTILT_TEST_OF_RAY"  # in the environment of all that this test starts
 
 pytestmark = [
@@ -43,7 +43,7 @@ class Cluster:
     def serve(self) -> subprocess.Popen:
         command = [sys.executable, str(SERVER), str(self.lab), str(TTL_S)]
         server = subprocess.Popen(command, env=self.environ, start_new_session=True)
-        self.wait_for(lambda: find_server(self.lab))
+        wait_for(lambda: find_server(self.lab))
         return server
 
     def work(self, name: str) -> subprocess.Popen:
@@ -59,17 +59,10 @@ class Cluster:
             with contextlib.suppress(UsageError):
                 return (what(Client(None, find_server(self.lab))),) if find_server(self.lab) else None
 
-        return self.wait_for(look)[0]
+        return wait_for(look)[0]
 
     def list(self) -> dict[str, dict]:
         return {each["id"]: each for each in self.ask(lambda client: client.get("/api/experiments"))["experiments"]}
-
-    def wait_for(self, look):
-        end = time.monotonic() + PATIENCE_S
-        while not (found := look()):
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        return found
 
     def kill_machine(self, name: str) -> None:
         """Kill all that a machine runs, as its power supply does."""
@@ -108,7 +101,7 @@ def test_a_grid_survives_the_death_of_a_machine_and_of_the_server(cluster):
                 return each
         return None
 
-    victim = cluster.wait_for(find_victim)
+    victim = wait_for(find_victim)
     nodes = cluster.ask(lambda client: client.get("/api/nodes"))["nodes"]
     assert {node["name"]: node["sample"]["memory_total_bytes"] > 0 for node in nodes} == {"n1": True, "n2": True}
     cluster.kill_machine(victim["node"])
@@ -123,7 +116,7 @@ def test_a_grid_survives_the_death_of_a_machine_and_of_the_server(cluster):
         most = max(most, sum(each["state"] in LIVE for each in found))
         return all(each["state"] == "succeeded" for each in found)
 
-    cluster.wait_for(is_over)
+    wait_for(is_over)
     assert most == 4, "as many as there were devices"
     assert read_head(cluster.lab) == head, "the second server took over the head of the first"
     found = cluster.list()

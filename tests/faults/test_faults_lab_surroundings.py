@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.lab.test_lab_runner import PATIENCE_S, Bench, read_log, wait_for
+from tests.lab_cases import PATIENCE_S, Bench, lease, wait_for
 
 from fulltilt.errors import StorageError
 from fulltilt.lab.client import Client
@@ -124,7 +124,7 @@ def test_clocks_that_jump_by_a_day_change_nothing(tmp_path, monkeypatch):
             "finish",
             "commit",
         ]
-        assert read_log(bench, 1)[1] == "from step 0: optim.lr=0.001"
+        assert bench.read_log(1)[1] == "from step 0: optim.lr=0.001"
 
 
 def test_clients_that_do_not_read_keep_nobody_waiting(tmp_path):
@@ -133,7 +133,7 @@ def test_clients_that_do_not_read_keep_nobody_waiting(tmp_path):
         large = tmp_path / "checkpoint.pt"
         with large.open("wb") as stream:
             stream.truncate(64 << 20)
-        attempt = bench.lab.store.lease(bench.read(), node="n1", devices=[], n_threads=1, engine="by hand")[0]
+        attempt, _ = lease(bench.lab.store, bench.read())
         digest = bench.lab.depot.put(large)
         bench.lab.store.add_artefacts(attempt, [Artefact(name=large.name, digest=digest, n_bytes=64 << 20)])
         host, port = bench.url.removeprefix("http://").split(":")

@@ -11,16 +11,18 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from tests.lab_cases import PATIENCE_S, build_points, lease, wait_for
 
 from fulltilt.cli import run_command
 from fulltilt.lab import operations
 from fulltilt.lab.client import Client
+from fulltilt.lab.executors import name_mark
+from fulltilt.lab.executors.local import GUARD_MARK
 from fulltilt.lab.records import Attempt, Point
 from fulltilt.lab.serving import find_server, open_lab
 from fulltilt.lab.states import ARROWS, LIVE
@@ -31,7 +33,6 @@ STAND_IN = Path(__file__).parents[1] / "unit" / "lab" / "run_stand_in_lab.py"
 STAND_IN_SERVER = STAND_IN.with_name("run_stand_in_server.py")
 APP = Path(__file__).parents[2] / "app.py"
 FULLTILT = (sys.executable, "-m", "fulltilt", "lab")
-PATIENCE_S = 600  # ends what hangs
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,16 +57,6 @@ def list_experiments(folder: Path) -> dict[str, dict]:
     document = json.loads(run("list", "--json", "-", folder=folder).stdout)
     assert document["version"] == 1
     return {entry["id"]: entry for entry in document["experiments"]}
-
-
-def wait_for(look, process: subprocess.Popen | None = None):
-    """What ``look`` returns, as soon as it is something."""
-    end = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert process is None or process.poll() is None, "it ended before"
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return found
 
 
 def find_processes(folder: Path) -> list[int]:
@@ -173,7 +164,8 @@ def test_the_log_is_that_of_the_training_and_ids_that_are_none_or_over_are_refus
     assert said.startswith("== e3, attempt 1 on cpu:")
     assert "optim.lr=0.001 data.batch_size=64" in said.splitlines()[0]
     assert "epoch 2/2" in said
-    assert "there is no experiment 'e77'; there are 6" in run("logs", "e77", folder=grid, code=2).stderr
+    n = len(list_experiments(grid))
+    assert f"there is no experiment 'e77'; there are {n}" in run("logs", "e77", folder=grid, code=2).stderr
     assert "e2 is succeeded already; there is nothing to cancel" in run("cancel", "2", folder=grid, code=2).stderr
 
 
@@ -246,6 +238,22 @@ def test_cancel_reaches_the_process_and_after_ctrl_c_the_same_command_goes_on(tm
     assert (entries["e2"]["state"], entries["e2"]["attempt"]) == ("succeeded", 2)
     starts = [event for event in read_training(folder / "e2") if event["event"] == "RunStarted"]
     assert [event["first_step"] for event in starts] == [0, step]
+
+
+@pytest.mark.timeout(60)
+def test_a_cancel_without_a_server_is_noted_for_the_next_one_and_the_command_ends(tmp_path, capsys):
+    with open_lab(tmp_path, create=True) as lab:
+        lab.store.add("/somewhere/grid.yaml", build_points(1), [])
+        attempt, _ = lease(lab.store, lab.store.read_experiments()[0], node=os.uname().nodename, engine="local")
+        lab.store.advance("start", attempt)
+        environ = {**os.environ, GUARD_MARK: name_mark(lab.store.read_experiments()[0])}
+    training = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], env=environ)
+    try:
+        assert run_command(["lab", "cancel", "e1", "--lab", str(tmp_path)]) == 0
+    finally:
+        training.kill()
+        training.wait()
+    assert capsys.readouterr().out == "e1 (lr=0) is cancelling\n"
 
 
 @pytest.mark.parametrize(

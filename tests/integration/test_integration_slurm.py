@@ -6,11 +6,11 @@ import contextlib
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from tests.faults.leftovers import find_processes, mark_processes
+from tests.lab_cases import PATIENCE_S, wait_for
 
 from fulltilt.lab.client import Client
 from fulltilt.lab.serving import find_server
@@ -19,7 +19,6 @@ from fulltilt.lab.store import open_store
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FULLTILT = (sys.executable, "-m", "fulltilt", "lab")
-PATIENCE_S = 240
 EPOCHS = 4
 
 
@@ -28,14 +27,6 @@ def run(*words: object, folder: Path, code: int = 0) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
-
-
-def wait_for(look, told=lambda: ""):
-    end = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < end, told()
-        time.sleep(0.1)
-    return found
 
 
 @contextlib.contextmanager
@@ -70,7 +61,7 @@ def test_the_guides_grid_runs_by_slurm_and_outlives_a_cancelled_job_and_a_killed
         refused = run("submit", tmp_path / "large.yaml", folder=folder, code=2)
         assert "takes 3 devices on one machine, and the largest here has 2" in refused
         run("submit", CONFIGS / "parallel_grid.yaml", f"epochs={EPOCHS}", folder=folder)
-        wait_for(lambda: has_begun(folder / "e1" / "events-1.jsonl"), slurm.read_logs)
+        wait_for(lambda: has_begun(folder / "e1" / "events-1.jsonl"), told=slurm.read_logs)
         slurm.run("scancel", f"--name={find_job(slurm, 'e1')}")
         wait_for(lambda: read(folder)["e1"]["attempt"] == 2)
         assert server.poll() is None
@@ -78,7 +69,7 @@ def test_the_guides_grid_runs_by_slurm_and_outlives_a_cancelled_job_and_a_killed
         server.wait()
         assert slurm.run("squeue", "-h"), "trainings go on without a server"
     with serve(folder) as server:
-        wait_for(lambda: {each["state"] for each in read(folder).values()} == {"succeeded"}, slurm.read_logs)
+        wait_for(lambda: {each["state"] for each in read(folder).values()} == {"succeeded"}, told=slurm.read_logs)
         found = read(folder)
         server.terminate()
         assert server.wait(60) == 0

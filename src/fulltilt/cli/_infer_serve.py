@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     console = build_console(is_screen=True)
 
     def tell_start(url: str) -> None:
-        _print_start(console, folder, url, token and out_dir / "token")
+        _print_start(console, folder, url, out_dir / "token" if token else None)
 
     if args.engine == "ray":
         return _run_on_ray(args, folder, settings, token, console, tell_start)

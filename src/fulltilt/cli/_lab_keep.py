@@ -10,43 +10,9 @@ from urllib.parse import quote
 
 from fulltilt.cli._shared import build_console, print_result, write_json
 from fulltilt.errors import UsageError
-from fulltilt.lab.states import OVER
 
 if TYPE_CHECKING:
     from fulltilt.lab.client import Client
-
-
-def add_actions(actions: Any) -> tuple[list[argparse.ArgumentParser], list[argparse.ArgumentParser]]:
-    """Add the parsers of these actions → those that ask a lab, and those that work on its folder."""
-    tokens = actions.add_parser("token", help="make, list and remove tokens for others").add_subparsers(
-        dest="token_action", metavar="ACTION", required=True
-    )
-    create = tokens.add_parser("create", help="make a token, and show it this once")
-    create.add_argument(
-        "--role",
-        required=True,
-        choices=("read", "submit", "join"),
-        help="read: look at everything; submit: queue and cancel too; join: bring one machine, within ten minutes",
-    )
-    create.add_argument("--label", metavar="NAME", help="what it is called in the list (default: role and a number)")
-    create.add_argument("--lasts", metavar="7d", help="how long it is good (default: until it is removed)")
-    listing = tokens.add_parser("list", help="roles, labels and ends of the tokens, without the tokens")
-    remove = tokens.add_parser("remove", help="make the tokens with a label useless")
-    remove.add_argument("label", metavar="NAME", help="as fulltilt lab token list names it")
-    prune = actions.add_parser(
-        "prune",
-        help="remove old experiments that are over, with their files",
-        description="Remove experiments that are over and have not changed for some time, with their logs, results "
-        "and checkpoints. Their points run again when they are submitted again.",
-    )
-    prune.add_argument("--older-than", required=True, metavar="30d", help="time since their last change of state")
-    prune.add_argument("--state", nargs="+", choices=OVER, default=list(OVER), help="only these (default: all three)")
-    prune.add_argument("--dry-run", action="store_true", help="name them, and remove nothing")
-    backup = actions.add_parser("backup", help="save a lab to a tar file, also while it is served")
-    backup.add_argument("file", metavar="FILE", help="tar file to write; the owner's token is not in it")
-    restore = actions.add_parser("restore", help="make a lab of a backup; what ran then is queued again")
-    restore.add_argument("file", metavar="FILE", help="that fulltilt lab backup wrote")
-    return [create, listing, remove, prune], [backup, restore]
 
 
 def run_token(args: argparse.Namespace, client: Client) -> int:

@@ -44,7 +44,7 @@ UNDER_WAY = ("queued", "backoff", "leased", "running", "cancelling", "finalizing
 
 
 def run_submit(args: argparse.Namespace) -> int:
-    """Queue what is new of the grid, and run what waits here; return 1 where an experiment did not succeed."""
+    """Queue what is new of the grid, and run what waits here; return 1 unless all succeed."""
     from fulltilt.cli.lab import find_address
 
     source = resolve_config_argument(args)
@@ -101,7 +101,7 @@ def _run_here(args: argparse.Namespace, source: str, grid: Grid) -> int:
 
 
 def _wait(view: QueueView, coordinator: Coordinator) -> None:
-    """Wait until nothing is under way; a signal is delivered once all is settled, with a note of what is kept."""
+    """Wait until nothing is under way; a signal is delivered when all is settled, with a note."""
     with note_interruption(view.describe_kept):
         with catch_signals(STOP_SIGNALS, is_patient=True) as stop, view.show(stop):
             while not coordinator.is_idle():

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import platform
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._lab_keep import add_actions, run_backup, run_prune, run_restore, run_token
-from fulltilt.cli._listening import add_listening_arguments
-from fulltilt.cli._shared import add_config_arguments, build_console, print_result, write_json
+from fulltilt.cli._lab_arguments import add_arguments
+from fulltilt.cli._lab_keep import run_backup, run_prune, run_restore, run_token
+from fulltilt.cli._shared import build_console, print_result, write_json
 from fulltilt.errors import RunFolderError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -21,83 +20,10 @@ if TYPE_CHECKING:
 
     from fulltilt.lab.client import Client
 
-DEFAULT_LAB = "runs/lab"
+__all__ = ["add_arguments", "find_address", "run"]
+
 FOLLOW_S = 0.5
 NEEDED = ("sqlalchemy", "alembic", "fastapi", "uvicorn", "httpx2", "fsspec", "jinja2", "prometheus_client")
-ONE = {
-    "show": "all that is known of an experiment: attempts, events, configuration, files",
-    "logs": "what the training of an experiment printed, all attempts",
-    "cancel": "end an experiment, also one that runs",
-    "pause": "hold an experiment back; one that runs saves first",
-    "resume": "queue an experiment again that was paused or held",
-    "retry": "queue an experiment again that failed or was cancelled",
-    "priority": "set the priority of an experiment; higher ones start first",
-    "remove": "remove an experiment that is over from the list",
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    submit = actions.add_parser(
-        "submit",
-        help="queue every point of a grid",
-        description=(
-            "Queue every point of a configuration's grid that is not there yet: at the server of the lab, or with "
-            "--local run all that is queued here, on the devices of run.device; without a GPU these are slots on the "
-            "CPU. Interrupted or killed, the same command goes on from the checkpoints."
-        ),
-    )
-    add_config_arguments(submit)
-    submit.add_argument("--local", action="store_true", help="run them on this machine, in the foreground")
-    submit.add_argument("--retry", action="store_true", help="try its failed and cancelled experiments again")
-    submit.add_argument("--priority", type=int, default=0, metavar="N", help="higher ones start first (default 0)")
-    serve = actions.add_parser("serve", help="run the queue of a lab until stopped, for commands and browsers")
-    add_listening_arguments(serve)
-    serve.add_argument("--devices", default="auto", metavar="D", help="devices of this machine: auto, cpu, 0,1 or none")
-    serve.add_argument(
-        "--engine",
-        choices=("local", "ray", "slurm"),
-        help="who runs experiments: this machine; with ray also machines that join by fulltilt lab work (the default "
-        "where others reach the server); or the Slurm cluster that sbatch reaches",
-    )
-    serve.add_argument("--slurm-partition", metavar="P", help="where Slurm jobs go (default: Slurm's)")
-    serve.add_argument(
-        "--database", metavar="URL", help="keep the records in PostgreSQL (default: in the lab's folder)"
-    )
-    serve.add_argument("--depot", metavar="URI", help="keep files at an fsspec URI (default: in the lab's folder)")
-    work = actions.add_parser("work", help="offer this machine's devices to the lab on another, until stopped")
-    work.add_argument("--url", required=True, metavar="U", help="the lab's server, as this machine reaches it")
-    work.add_argument("--join-token", metavar="T", help="that the server printed; it is needed the first time only")
-    work.add_argument("--name", default=platform.node(), help="of this machine in the lab (default its host name)")
-    work.add_argument(
-        "--folder", default="runs/machine", metavar="DIR", help="its own, for what runs here (default runs/machine)"
-    )
-    work.add_argument("--devices", default="auto", metavar="D", help="that it offers: auto, cpu, or numbers as 0,1")
-    work.add_argument("--gpus", type=int, metavar="N", help="offer N simulated GPUs instead, which train on the CPU")
-    work.add_argument("--authority", metavar="FILE", help="PEM file of who signed the server's certificate")
-    listing = actions.add_parser("list", help="states, metrics and devices of all experiments")
-    export = actions.add_parser("export", help="points, metrics and seconds of all experiments as CSV")
-    export.add_argument("file", metavar="FILE", help="CSV file to write; -: to stdout")
-    one = {name: actions.add_parser(name, help=text) for name, text in ONE.items()}
-    for action in one.values():
-        action.add_argument("id", metavar="ID", help="of the experiment, as fulltilt lab list names it")
-    one["logs"].add_argument("-f", "--follow", action="store_true", help="go on as it prints, until it is over")
-    one["show"].add_argument("--reveal", action="store_true", help="secrets too; only with the token of the owner")
-    one["priority"].add_argument("value", type=int, metavar="N", help="from -1000 to 1000")
-    speaking, local = add_actions(actions)
-    for action in (submit, listing, *speaking, *(action for name, action in one.items() if name != "logs")):
-        action.add_argument("--json", metavar="F", help="write what there is to say as JSON; -: to stdout")
-    for action in (submit, serve, listing, export, *speaking, *local, *one.values()):
-        action.add_argument(
-            "--lab", metavar="DIR", default=DEFAULT_LAB, help=f"the lab's folder (default {DEFAULT_LAB})"
-        )
-    for action in (submit, listing, export, *speaking, *one.values()):
-        action.add_argument(
-            "--url",
-            metavar="U",
-            help="a lab on another machine; the environment's FULLTILT_LAB_TOKEN holds a token of it, as fulltilt lab "
-            "token create makes one there, and FULLTILT_LAB_AUTHORITY the PEM file of a certificate that signed itself",
-        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -199,7 +125,7 @@ def _run_change(args: argparse.Namespace, client: Client) -> int:
         found = client.delete(f"/api/experiments/{args.id}")
     else:
         found = client.post(f"/api/experiments/{args.id}/{args.action}")
-    while found["state"] == "cancelling":  # it saves first
+    while found["state"] == "cancelling" and client.is_served:  # it saves first; without a server nobody hears of that
         time.sleep(FOLLOW_S)
         found = client.get(f"/api/experiments/{args.id}")["experiment"]
     write_json(args.json, found)
@@ -214,19 +140,14 @@ def _run_change(args: argparse.Namespace, client: Client) -> int:
 
 
 def _run_export(args: argparse.Namespace, client: Client) -> int:
-    from fulltilt.lab.export import write_csv
+    from fulltilt.lab.export import format_csv
+    from fulltilt.records.run_folder import write_atomic
 
     found = client.get("/api/experiments")["experiments"]
     if args.file == "-":
-        write_csv(found, sys.stdout)
+        sys.stdout.write(format_csv(found))
         return 0
-    import io
-
-    from fulltilt.records.run_folder import write_atomic
-
-    text = io.StringIO(newline="")
-    write_csv(found, text)
-    write_atomic(Path(args.file), text.getvalue())
+    write_atomic(Path(args.file), format_csv(found))
     print_result(build_console(), f"{len(found)} experiments are in {args.file}")
     return 0
 

@@ -1,4 +1,6 @@
-"""Treat Ctrl-C and SIGTERM as a request to stop: the loop ends its step and saves; then the signal is raised again.
+"""Treat Ctrl-C and SIGTERM as a request to stop.
+
+The loop ends its step and saves; then the signal is raised again.
 
 Python's own handlers wait until the main thread leaves the operator it is in, which may take minutes. So a thread,
 woken from C, says that the signal was heard, and ends the process at the third one where the second one still waits.

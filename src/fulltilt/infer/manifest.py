@@ -85,8 +85,8 @@ class Manifest:
     Attributes:
         plan: Levers of inference by name, all of them.
         max_length: Longest sample that was declared; None where no input varies.
-        joins: "pad": samples share a batch by ``joining``; "alone": a sample is a batch of its own, because joining does
-            not reproduce the workload's own ``collate``, or answers depend on padding.
+        joins: "pad": samples share a batch by ``joining``; "alone": a sample is a batch of its own, because
+            joining does not reproduce the workload's own ``collate``, or answers depend on padding.
         outputs_vary: For each output, whether its first dimension behind the batch is the length.
         takes_mapping: The model is called with one mapping of its inputs by name, not with the inputs as arguments.
         built_with: Versions of what built it: python, torch, onnxruntime.

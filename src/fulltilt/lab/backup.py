@@ -1,6 +1,6 @@
 """Save a lab to one file while it is served, and make a lab of such a file again.
 
-A backup is a tar file: the depot's files that something refers to, configurations, logs and results, the database as
+A backup is a tar file: the depot's files that something refers to, logs and results, the database as
 it was at one moment, and last a manifest, without which it is not whole. The owner's token is not in it.
 """
 
@@ -28,7 +28,7 @@ from fulltilt.lab.store import DATABASE, copy_database, open_store
 from fulltilt.records.run_folder import open_atomic
 
 MANIFEST = "manifest.json"
-KEPT = re.compile(r"e\d+|sweeps")  # folders, beside the depot
+KEPT = re.compile(r"e\d+")  # folders, beside the depot
 RESTORED = End(outcome="preempted", reason="it ran when the backup was made")
 
 
@@ -56,19 +56,19 @@ def write_backup(folder: Path, target: Path) -> dict[str, Any]:
             copy_database(database, copy)
             with contextlib.closing(open_store(copy.parent)) as store:
                 wanted, states = store.read_digests(), store.count_states()
-            missing = {digest for digest in wanted - written if not _add(tar, *_place(folder, digest))}
+            new = {digest: f"{DEPOT}/{digest[:2]}/{digest}" for digest in wanted - written}
+            missing = {digest for digest, name in new.items() if not _add(tar, folder, name)}
             written |= wanted - missing
             if not missing or missing == before:  # old checkpoints go away while this reads
                 break
             before = missing
         for path in _list_kept(folder):
-            _add(tar, path, str(path.relative_to(folder)))
-        _add(tar, copy, DATABASE)
+            _add(tar, folder, str(path.relative_to(folder)))
+        _add(tar, copy.parent, DATABASE)
         manifest = {"fulltilt": __version__, "time_s": time.time(), "states": states}
         manifest |= {"n_files": len(written), "n_missing": len(missing)}
-        listed = Path(staging) / MANIFEST
-        listed.write_text(json.dumps(manifest))
-        _add(tar, listed, MANIFEST)
+        Path(staging, MANIFEST).write_text(json.dumps(manifest))
+        _add(tar, Path(staging), MANIFEST)
     return manifest
 
 
@@ -97,21 +97,16 @@ def restore_backup(file: Path, folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _add(tar: tarfile.TarFile, path: Path, name: str) -> bool:
+def _add(tar: tarfile.TarFile, folder: Path, name: str) -> bool:
     """Write a file as long as it is now; False: there is none."""
     try:
-        stream = path.open("rb")
+        stream = (folder / name).open("rb")
     except FileNotFoundError:
         return False
     with stream:
         info = tar.gettarinfo(arcname=name, fileobj=stream)  # a second link to a file that is written becomes a link
         tar.addfile(info, stream if info.isreg() else None)
     return True
-
-
-def _place(folder: Path, digest: str) -> tuple[Path, str]:
-    name = f"{DEPOT}/{digest[:2]}/{digest}"
-    return folder / name, name
 
 
 def _list_kept(folder: Path) -> Iterator[Path]:

@@ -1,10 +1,9 @@
-"""Speak to a lab: over HTTP where it is served, and to the same application in this process where it is not."""
+"""Speak to a lab, over HTTP where it is served, else to the same application in this process."""
 
 import asyncio
 import contextlib
 import getpass
 import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from fulltilt.errors import RunFolderError, UsageError
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.executors.local import LocalExecutor
 from fulltilt.lab.lab import RUNNER_LOGS
-from fulltilt.lab.runner.link import trust
+from fulltilt.lab.runner.link import read_error, trust
 from fulltilt.lab.runner.order import Order
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.serving import ADDRESS, Address, find_server, open_lab
@@ -76,7 +75,7 @@ class Client:
                 f"the lab at {self._address.url} does not answer ({error}); is its server running?"
             ) from None
         if is_checked and answer.is_error:
-            raise UsageError(_read_error(answer))
+            raise UsageError(read_error(answer))
         return answer
 
     async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -107,8 +106,8 @@ def connect(folder: Path, *, address: Address | None = None) -> Iterator[Client]
             return
         lab = stack.enter_context(open_lab(folder))
         here = LocalExecutor("cpu", logs=lab.folder / RUNNER_LOGS)
-        coordinator = Coordinator(lab, [here], _write_no_order)
-        coordinator.is_draining = True
+        coordinator = Coordinator(lab, [here], Order)
+        coordinator.is_draining = True  # nothing starts without a server
         coordinator.turn()  # what ran under a server that is gone is settled first
         token = "of this process"
         app = build_app(lab, token=token)
@@ -130,21 +129,7 @@ def _hold_or_find(folder: Path, stack: contextlib.ExitStack) -> Address | None:
     raise UsageError(f"{folder} is in use, and its server says nowhere how it is reached; try again in a moment")
 
 
-def _write_no_order(*_: object) -> Order:
-    raise AssertionError("nothing starts without a server")
-
-
 def _read_user() -> str:
     with contextlib.suppress(KeyError, OSError):
         return getpass.getuser()
     return ""
-
-
-def _read_error(answer: httpx.Response) -> str:
-    with contextlib.suppress(ValueError):
-        said = answer.json()
-        if isinstance(said.get("error"), str):
-            return said["error"]
-        if said.get("detail"):
-            return said["detail"] if isinstance(said["detail"], str) else json.dumps(said["detail"])
-    return f"the lab answered {answer.status_code}: {answer.text[:200]}"

@@ -39,14 +39,14 @@ class Coordinator:
     """Schedules the experiments of one lab on the machines of its executors.
 
     Args:
-        write_order: Builds the order for an attempt from its token and its mark; it knows the server's address.
+        write_order: Builds the order for an attempt from its token, mark and node; it knows the server's address.
     """
 
     def __init__(
         self,
         lab: Lab,
         executors: Sequence[Executor],
-        write_order: Callable[[str, str, str], Order],
+        write_order: Callable[..., Order],
         clock: Callable[[], float] = time.monotonic,
     ):
         self._lab, self._executors, self._write_order = lab, {each.name: each for each in executors}, write_order
@@ -130,10 +130,10 @@ class Coordinator:
                 self._settle(experiment, EXPIRED)
 
     def _settle_gone(self, live: Sequence[Experiment]) -> None:
+        self._unbegun = set()
         for executor in self._executors.values():
             mine = [experiment for experiment in live if experiment.engine == executor.name]
             seen = executor.poll(mine) if mine else {}
-            self._unbegun.difference_update(experiment.newest for experiment in mine)
             for experiment in mine:
                 if seen.get(experiment.id) == "waiting":  # it has no process that could renew its lease
                     self._lab.leases.renew(experiment.newest)
@@ -145,34 +145,32 @@ class Coordinator:
     def _settle(self, experiment: Experiment, end: End) -> None:
         with contextlib.suppress(StaleAttemptError):  # its runner was faster
             settle(self._lab, experiment.newest, end)
-        self._asked_s.pop(experiment.newest, None)
 
     def _end_wished(self, live: Sequence[Experiment]) -> None:
         """Tell the engine too what the next renewal tells the runner, and end by force what takes too long."""
-        for experiment in live:
-            if experiment.wish is None or experiment.engine not in self._executors:
-                continue
-            asked_s = self._asked_s.setdefault(experiment.newest, self._clock())
-            if experiment.newest in self._unbegun or self._clock() - asked_s > self._lab.term.grace_s:
-                self._executors[experiment.engine].cancel(experiment, is_urgent=True)
+        now_s, engines = self._clock(), self._executors
+        wished = [(each, engines[each.engine]) for each in live if each.wish and each.engine in engines]
+        self._asked_s = {each.newest: self._asked_s.get(each.newest, now_s) for each, _ in wished}
+        for each, executor in wished:
+            if each.newest in self._unbegun or now_s - self._asked_s[each.newest] > self._lab.term.grace_s:
+                executor.cancel(each, is_urgent=True)
 
     def _wake(self, waiting: Sequence[Experiment]) -> None:
         now_s = self._clock()
         self._awake_s = {each.newest: self._awake_s.get(each.newest, now_s + (each.delay_s or 0.0)) for each in waiting}
         for experiment in waiting:
             if self._awake_s[experiment.newest] <= now_s:
-                try:
+                with contextlib.suppress(StaleAttemptError):
                     self._lab.store.advance("wake", experiment.newest)
-                except StaleAttemptError:
-                    continue
 
     def _start(self, in_use: Sequence[Experiment]) -> None:
         """Start what fits beside ``in_use``; devices of what ended in this turn are free in the next."""
         if not self._lab.store.read_heads(1):
             return
         barred = {node.name for node in self._lab.store.read_nodes() if is_barred(node)}
+        leaving = {name for name, heard in self._lab.machines.copy().items() if heard.is_leaving}
         for executor in self._executors.values():
-            places = {place.node: place for place in executor.read_places() if not self._is_leaving(place.node)}
+            places = {place.node: place for place in executor.read_places() if place.node not in leaving}
             present = {place.node for place in places.values() if not place.is_away}
             out = barred if not barred.issuperset(present) else set()  # where there is no other, it has to do
             rooms = [
@@ -191,10 +189,6 @@ class Coordinator:
             for first in range(0, len(starts), LEASED_AT_ONCE):
                 self._lease(executor, starts[first : first + LEASED_AT_ONCE], places)
 
-    def _is_leaving(self, node: str) -> bool:
-        heard = self._lab.machines.get(node)
-        return heard is not None and heard.is_leaving
-
     def _lease(self, executor: Executor, starts: Sequence[Start], places: Mapping[str, Place]) -> None:
         wanted = []
         for start in starts:
@@ -209,7 +203,8 @@ class Coordinator:
         self._lab.leases.renew(attempt)
         mark = f"{attempt.experiment}/{attempt.number}/{compute_digest(token)[:16]}"
         try:
-            ref = executor.submit(attempt, self._write_order(token, mark, start.node), start.node, start.devices)
+            order = self._write_order(token=token, mark=mark, node=start.node)
+            ref = executor.submit(attempt, order, start.node, start.devices)
         except RefusedError as error:
             told = tell("engine_refused", experiment=attempt.experiment, attempt=attempt.number, engine=executor.name)
             logger.warning("%s is refused by %s: %s", attempt.experiment, executor.name, error, extra=told)

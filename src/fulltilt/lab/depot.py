@@ -8,11 +8,12 @@ import hashlib
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from fulltilt.errors import StorageError
 from fulltilt.lab.beneath import open_beneath
@@ -31,7 +32,7 @@ class Depot:
     def __init__(self, uri: str | Path):
         self.uri = str(uri)
         self._system, self._root = fsspec.core.url_to_fs(self.uri)
-        self._folder = Path(self._root) if "file" in _list_protocols(self._system) else None
+        self._folder = Path(self._root) if isinstance(self._system, LocalFileSystem) else None
 
     def has(self, digest: str) -> bool:
         place = self._place(digest)
@@ -42,7 +43,7 @@ class Depot:
         return False
 
     def claim(self, digest: str) -> bool:
-        """Return whether a file is there; one that is counts as new from now on (``list_older``)."""
+        """Return whether a file is there; one that is counts as new from now on (``remove_older``)."""
         is_there = self.has(digest)
         if is_there and self._folder is not None:
             with contextlib.suppress(OSError):  # gone just now, or another user's
@@ -143,10 +144,13 @@ class Depot:
         if self._folder is not None and self.measure(digest) >= LINK_BYTES:
             partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
             target.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(OSError), self.open(digest) as stream:
-                os.link(f"/proc/self/fd/{stream.fileno()}", partial, src_dir_fd=stream.fileno())
-                partial.replace(target)
-                return
+            try:
+                with contextlib.suppress(OSError), self.open(digest) as stream:
+                    os.link(f"/proc/self/fd/{stream.fileno()}", partial, src_dir_fd=stream.fileno())
+                    partial.replace(target)
+                    return
+            finally:
+                partial.unlink(missing_ok=True)  # rename leaves it where the target is the same file already
         self.get(digest, target)
 
     def remove(self, digest: str) -> None:
@@ -154,24 +158,21 @@ class Depot:
         with contextlib.suppress(FileNotFoundError):
             self._system.rm(self._place(digest))
 
-    def list_older(self, before_s: float) -> list[str]:
-        """Return the digests of the files that were stored, or claimed, before a Unix time."""
-        found = {path.rpartition("/")[2]: path for path in self._system.find(self._root)}
-        return [
-            name
-            for name, path in found.items()
-            if DIGEST.fullmatch(name) and self._system.modified(path).timestamp() < before_s
-        ]
+    def remove_older(self, before_s: float, *, spare: Collection[str]) -> int:
+        """Remove what was neither stored nor claimed since a Unix time, and return the number of files."""
+        n = 0
+        for path in self._system.find(self._root):
+            name = path.rpartition("/")[2]
+            with contextlib.suppress(FileNotFoundError):
+                if DIGEST.fullmatch(name) and name not in spare and self._system.modified(path).timestamp() < before_s:
+                    self._system.rm(path)
+                    n += 1
+        return n
 
     def _place(self, digest: str) -> str:
         if not DIGEST.fullmatch(digest):
             raise StorageError(f"{digest!r} is no digest of a file")
         return f"{self._root}/{digest[:2]}/{digest}"
-
-
-def _list_protocols(system: fsspec.AbstractFileSystem) -> tuple[str, ...]:
-    found = system.protocol
-    return (found,) if isinstance(found, str) else tuple(found)
 
 
 @contextlib.contextmanager

@@ -29,10 +29,8 @@ def run_dry(
     for index, point in enumerate(points):
         tell(f"dry run {index + 1} of {len(points)}: everything is built, and one step taken")
         words = [*overrides, *write_words(point.values)]
-        problems = _find_problems(
-            [*CHECK, str(grid.source), *words, f"run.device={slot.device}", "--out", str(lab)], slot
-        )
-        if problems:
+        command = [*CHECK, str(grid.source), *words, f"run.device={slot.device}", "--out", str(lab)]
+        if problems := _find_problems(command, slot):
             said = " ".join(f"{key}={value}" for key, value in point.values.items())
             where = f"; found by a dry run with {said}, and nothing was queued" if said else ""
             raise ConfigError(f"{'; '.join(problems)}{where}")

@@ -46,6 +46,8 @@ class Lab:
     Attributes:
         wishes: What somebody wants of live attempts, for the answers to their renewals; the store has them too.
         woken: Set when something changed that the coordinator should look at.
+        filing: Held from the look whether a file is in the depot until it is noted, or removed.
+        joining: Held from the look whether a machine of a name is here until one has it.
         machines: What the machines of a cluster said last, by name.
     """
 
@@ -56,12 +58,10 @@ class Lab:
     term: Term
     wishes: dict[Attempt, str] = dataclasses.field(default_factory=dict)
     woken: threading.Event = dataclasses.field(default_factory=threading.Event)
+    filing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    joining: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     metrics: Metrics = dataclasses.field(default_factory=Metrics)
     machines: dict[str, Heard] = dataclasses.field(default_factory=dict)
-
-    def wish(self, attempt: Attempt, wish: str) -> None:
-        self.wishes[attempt] = wish
-        self.woken.set()
 
 
 def find_out_dir(lab: Path, experiment: str) -> Path:

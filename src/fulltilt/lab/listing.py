@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fulltilt.errors import strip_control_codes
 from fulltilt.lab.lab import find_out_dir, open_stream
-from fulltilt.lab.records import Experiment
+from fulltilt.lab.records import Attempt, Experiment
 from fulltilt.lab.redaction import redact
 from fulltilt.records import VERSION
 from fulltilt.report import format_duration
@@ -24,30 +24,10 @@ if TYPE_CHECKING:
 SHOWN = ("id", "sweep", "state", "attempt", "priority", "point", "overrides", "owner", "wish", "node", "devices")
 SHOWN += ("n_threads", "reason")
 WRITTEN = ("point", "overrides", "reason")  # by people and trainings: there may be a secret in it
-COUNTED = (
-    "succeeded",
-    "failed",
-    "cancelled",
-    "held",
-    "finalizing",
-    "running",
-    "leased",
-    "cancelling",
-    "backoff",
-    "queued",
-)
-URGENCY = (
-    "failed",
-    "held",
-    "cancelling",
-    "running",
-    "leased",
-    "finalizing",
-    "backoff",
-    "queued",
-    "succeeded",
-    "cancelled",
-)
+COUNTED = ("succeeded", "failed", "cancelled", "held", "finalizing", "running", "leased")
+COUNTED += ("cancelling", "backoff", "queued")
+URGENCY = ("failed", "held", "cancelling", "running", "leased", "finalizing", "backoff")
+URGENCY += ("queued", "succeeded", "cancelled")
 N_ROWS = 16  # rows of a table: it fits a screen with the lines around it
 TAIL_BYTES = 65_536  # of the end of the event log: far more than lies between two evaluations
 STYLES = {"succeeded": "green", "failed": "red", "held": "red", "running": "bold", "cancelling": "yellow"}
@@ -85,16 +65,19 @@ def read_metrics(lab: Path, experiment: Experiment) -> Mapping[str, float]:
     """Return the metrics of the accepted result, or else of the last evaluation that the training logged."""
     if experiment.state == "succeeded" or experiment.attempt == 0:
         return experiment.metrics
+    evaluated = read_newest_events(lab, experiment.newest, "Evaluated")
+    return read_numbers(evaluated[-1], "metrics") if evaluated else {}
+
+
+def read_newest_events(lab: Path, attempt: Attempt, kind: str) -> list[bytes]:
+    """Return the lines of events of a kind, of the last part of what an attempt logged."""
     try:
-        with open_stream(lab, experiment.newest, "events.jsonl") as stream:
+        with open_stream(lab, attempt, "events.jsonl") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = stream.read().split(b"\n")
+            lines = stream.read().split(b"\n")[:-1]  # the last one may be half written
     except OSError:
-        return {}
-    for line in reversed(lines[:-1]):  # the last one may be half written
-        if line.startswith(b'{"event": "Evaluated"'):
-            return read_numbers(line, "metrics")
-    return {}
+        return []
+    return [line for line in lines if line.startswith(f'{{"event": "{kind}"'.encode())]
 
 
 def read_numbers(line: bytes, key: str) -> dict[str, float]:
@@ -137,6 +120,12 @@ def describe_best(entries: Sequence[Entry]) -> str:
     return f"lowest loss: {best['id']} ({describe_point(best)}), {describe_metrics(best['metrics'])}"
 
 
+def describe_outcome(entry: Entry) -> str:
+    """Return why an experiment does not go on, or else its metrics."""
+    is_troubled = entry["state"] in TROUBLED and entry["reason"]
+    return entry["reason"] if is_troubled else describe_metrics(entry["metrics"])
+
+
 def build_table(entries: Sequence[Entry], *, n_rows: int | None = N_ROWS) -> Table:
     """Build the table of the experiments that matter most now, oldest first."""
     from rich.table import Table
@@ -161,12 +150,11 @@ def build_table(entries: Sequence[Entry], *, n_rows: int | None = N_ROWS) -> Tab
 
 
 def _list_cells(entry: Entry) -> list[str]:
-    is_troubled = entry["state"] in TROUBLED
     return [
         entry["id"],
         entry["state"] + (f" ({entry['attempt']})" if entry["attempt"] > 1 else ""),
         describe_point(entry),
-        entry["reason"] or "" if is_troubled else describe_metrics(entry["metrics"]),
+        describe_outcome(entry),
         ", ".join(entry["devices"]),
         "" if entry["seconds"] is None else format_duration(entry["seconds"]),
     ]

@@ -2,10 +2,11 @@
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fulltilt.errors import UsageError
+from fulltilt.errors import ConfigError, UsageError
 from fulltilt.lab.lab import Lab, find_out_dir
 from fulltilt.lab.points import Grid, read_grid
 from fulltilt.lab.records import Code, Experiment, is_plain_name
@@ -18,6 +19,16 @@ from fulltilt.records.run_folder import write_atomic
 PRIORITIES = range(-1000, 1001)
 JOIN_S = 600.0  # a token to join is for now, and for one machine
 N_TRIES = 20  # against a coordinator that moves the same experiment
+ACTIONS: Mapping[str, tuple[Mapping[tuple[str, ...], str], str]] = {
+    "cancel": ({WAITING: "drop", LIVE: "cancel"}, "there is nothing to cancel"),
+    "pause": ({("queued", "backoff"): "hold", ("leased", "running"): "pause"}, "there is nothing to pause"),
+    "resume": ({("held",): "release"}, "only what is held can be resumed"),
+    "retry": ({("failed", "cancelled"): "retry"}, "only what failed or was cancelled can be tried again"),
+}
+"""What people ask of an experiment: its state → the arrow, and what is said where no arrow begins there.
+
+What runs saves first, and goes on from there. A wish is stored: it outlives the server.
+"""
 
 
 def submit(
@@ -41,7 +52,7 @@ def submit(
         ConfigError: the configuration is no good. UsageError: no machine can ever run it.
     """
     _check_priority(priority)
-    grid = read_submission(lab, source=source, text=text, overrides=overrides, rooms=rooms)
+    grid = read_submission(source=source, text=text, overrides=overrides, rooms=rooms)
     same = {"owner": owner, "priority": priority, "n_devices": grid.n_devices, "code": code}
     n_new = lab.store.add(source, grid.points, overrides, **same)
     lab.woken.set()
@@ -49,19 +60,22 @@ def submit(
     return grid, [known[point.digest] for point in grid.points], n_new
 
 
-def read_submission(lab: Lab, *, source: str, text: str, overrides: Sequence[str], rooms: Sequence[Room] = ()) -> Grid:
-    """Read the grid of a text that was sent, and keep the text.
+def read_submission(*, source: str, text: str, overrides: Sequence[str], rooms: Sequence[Room] = ()) -> Grid:
+    """Read the grid of a text that was sent.
 
     Raises:
         ConfigError: the configuration is no good. UsageError: no machine can ever run it.
     """
-    digest, name = hashlib.sha256(text.encode()).hexdigest()[:16], Path(source).name
-    if not is_plain_name(name):
+    if not is_plain_name(name := Path(source).name):
         raise UsageError(f"{name!r} is no name of a file; give the configuration another one")
-    path = write_atomic(lab.folder / "sweeps" / digest / name, text)
-    grid = read_grid(str(path), overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            grid = read_grid(str(write_atomic(Path(folder, name), text)), overrides)
+        except ConfigError as error:  # who sent it knows its name, and no folder of ours
+            said, *problems = (str(each).replace(f"{folder}/", "") for each in (error, *error.problems))
+            raise ConfigError(said, problems=list(map(ConfigError, problems))) from None
     if rooms and (obstacle := find_impossible(grid.n_devices, rooms)):
-        raise UsageError(f"{Path(source).name} cannot run here: {obstacle}; ask for fewer, or add a machine")
+        raise UsageError(f"{name} cannot run here: {obstacle}; ask for fewer, or add a machine")
     return grid
 
 
@@ -69,29 +83,40 @@ def keep_text(lab: Lab, name: str, text: str) -> Code:
     """Put a configuration that comes with no code beside it into the depot, for the nodes to fetch."""
     archive = pack_files({name: text.encode()})
     digest = hashlib.sha256(archive).hexdigest()
-    if not lab.depot.has(digest):
+    if not lab.depot.claim(digest):
         lab.depot.put_pieces([archive], digest)
     return Code(digest=digest, root="/nonexistent", entry=name)
 
 
-def cancel(lab: Lab, id: str) -> Experiment:
-    """End an experiment: at once where it waits, after it has saved where it runs. The wish outlives the server."""
-    return _move(lab, id, {WAITING: "drop", LIVE: "cancel"}, "there is nothing to cancel")
+def act(lab: Lab, action: str, id: str) -> Experiment:
+    """Do one of ``ACTIONS``, and return what became of the experiment.
+
+    Raises:
+        UsageError: there is none, or it is in no state for that.
+    """
+    arrows, otherwise = ACTIONS[action]
+    for _ in range(N_TRIES):
+        found = find(lab, id)
+        arrow = next((arrow for states, arrow in arrows.items() if found.state in states), None)
+        if arrow is None:
+            if action == "cancel" and found.state == "finalizing":
+                return found
+            raise UsageError(f"{found.id} is {found.state} already; {otherwise}")
+        try:
+            lab.store.advance(arrow, found.newest, n_lost=0 if arrow in ("release", "retry") else None)
+        except StaleAttemptError:  # the coordinator was faster: look again
+            continue
+        moved = find(lab, id)
+        if moved.wish is not None:
+            lab.wishes[moved.newest] = moved.wish
+        lab.woken.set()
+        return moved
+    raise UsageError(f"{id} keeps changing; try again")
 
 
-def pause(lab: Lab, id: str) -> Experiment:
-    """Hold an experiment back; one that runs saves first, and goes on from there after ``resume``."""
-    return _move(lab, id, {("queued", "backoff"): "hold", ("leased", "running"): "pause"}, "there is nothing to pause")
-
-
-def resume(lab: Lab, id: str) -> Experiment:
-    """Queue an experiment again that was paused, or held because it was lost too often."""
-    return _move(lab, id, {("held",): "release"}, "only what is held can be resumed")
-
-
-def retry(lab: Lab, id: str) -> Experiment:
-    """Queue an experiment again that failed or was cancelled."""
-    return _move(lab, id, {("failed", "cancelled"): "retry"}, "only what failed or was cancelled can be tried again")
+def list_actions(state: str) -> list[str]:
+    """Return those of ``ACTIONS`` that an experiment in a state can be asked for."""
+    return [name for name, (arrows, _) in ACTIONS.items() if any(state in states for states in arrows)]
 
 
 def prioritise(lab: Lab, id: str, priority: int) -> Experiment:
@@ -140,7 +165,7 @@ def make_token(lab: Lab, *, role: str, label: str, lasts_s: float | None = None)
 
 
 def find(lab: Lab, id: str) -> Experiment:
-    """Return an experiment. Raises UsageError with the nearest ids if there is none of this name."""
+    """Return an experiment. Raises UsageError if there is none of this name."""
     number = id.removeprefix("e")
     is_number = number.isascii() and number.isdecimal() and len(number) < 10
     found = lab.store.read_experiments(id=f"e{number}") if is_number else ()
@@ -148,26 +173,6 @@ def find(lab: Lab, id: str) -> Experiment:
         total = sum(lab.store.count_states().values())
         raise UsageError(f"there is no experiment {id!r}; there are {total}, and fulltilt lab list names them")
     return found[0]
-
-
-def _move(lab: Lab, id: str, arrows: dict[tuple[str, ...], str], otherwise: str) -> Experiment:
-    for _ in range(N_TRIES):
-        found = find(lab, id)
-        arrow = next((arrow for states, arrow in arrows.items() if found.state in states), None)
-        if arrow is None:
-            if arrows.get(LIVE) and found.state == "finalizing":
-                return found
-            raise UsageError(f"{found.id} is {found.state} already; {otherwise}")
-        try:
-            lab.store.advance(arrow, found.newest, n_lost=0 if arrow in ("release", "retry") else None)
-        except StaleAttemptError:  # the coordinator was faster: look again
-            continue
-        moved = find(lab, id)
-        if moved.wish is not None:
-            lab.wish(moved.newest, moved.wish)
-        lab.woken.set()
-        return moved
-    raise UsageError(f"{id} keeps changing; try again")
 
 
 def _check_priority(priority: int) -> None:

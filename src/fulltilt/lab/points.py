@@ -53,11 +53,6 @@ def read_grid(path: str, overrides: Sequence[str]) -> Grid:
     return Grid(source=Path(path).resolve(), points=tuple(points.values()), pool=device, n_devices=n_devices)
 
 
-def find_axes(grid: Grid) -> list[str]:
-    """Return the keys that the points of a grid differ in."""
-    return list(grid.points[0].values) if grid.points else []
-
-
 def build_words(config: Mapping[str, Any]) -> list[str]:
     """Return all values of a point as ``key=value`` arguments; later edits of the file have no effect."""
     return write_words({key: value for key, value in flatten(config).items() if _is_deciding(key)})

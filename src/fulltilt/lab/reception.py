@@ -6,6 +6,7 @@ itself. Every call may be repeated: an answer can be lost after it took effect.
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -30,12 +31,12 @@ class FencedError(Exception):
     """The attempt is over, or another one has begun."""
 
 
-def greet(lab: Lab, attempt: Attempt, *, node: str, pid: int) -> dict[str, Any]:
+def greet(lab: Lab, attempt: Attempt, *, pid: int) -> dict[str, Any]:
     """Note that the runner is there, and return what it has to do."""
     experiment = require_live(lab, attempt)
     if experiment.state == "leased":
         try:
-            lab.store.advance("start", attempt, pid=pid, node=node)
+            lab.store.advance("start", attempt, pid=pid)
         except StaleAttemptError:  # it was cancelled just now; the first renewal says so
             require_live(lab, attempt)
     lab.leases.renew(attempt)
@@ -76,6 +77,7 @@ def append(lab: Lab, attempt: Attempt, name: str, offset: int, data: bytes) -> i
     require_room(lab, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_stream(lab.folder, attempt, name, "ab") as stream:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX)  # who gave up waiting sends again while the first call still writes
         size = stream.seek(0, os.SEEK_END)
         if offset != size:
             return size
@@ -92,7 +94,6 @@ def append(lab: Lab, attempt: Attempt, name: str, offset: int, data: bytes) -> i
 def commit_checkpoint(lab: Lab, attempt: Attempt, files: Sequence[Artefact]) -> None:
     """Make files of the depot the newest checkpoint: the next attempt starts from it."""
     require_live(lab, attempt)
-    _require_stored(lab, files)
     _keep(lab, attempt, files)
 
 
@@ -101,7 +102,6 @@ def finish(lab: Lab, attempt: Attempt, end: End, files: Sequence[Artefact]) -> s
     if files:
         with contextlib.suppress(FencedError):  # what is over already is told again, or that another one has begun
             require_live(lab, attempt)
-            _require_stored(lab, files)
             _keep(lab, attempt, files)
     return settle(lab, attempt, end)
 
@@ -142,13 +142,12 @@ def require_readable(lab: Lab, attempt: Attempt, digest: str) -> None:
 
 
 def _keep(lab: Lab, attempt: Attempt, files: Sequence[Artefact]) -> None:
-    for digest in lab.store.add_artefacts(attempt, files):
-        lab.depot.remove(digest)
-
-
-def _require_stored(lab: Lab, files: Sequence[Artefact]) -> None:
-    for file in files:
-        if not is_plain_name(file.name) or file.name.startswith("."):
-            raise UsageError(f"{file.name!r} cannot be the name of a file of an experiment")
-        if not lab.depot.has(file.digest):
-            raise UsageError(f"{file.name} ({file.digest}) is not in the depot; send it first")
+    """Note the files, and remove those that they replace. Another attempt may have the same file."""
+    with lab.filing:
+        for file in files:
+            if not is_plain_name(file.name) or file.name.startswith("."):
+                raise UsageError(f"{file.name!r} cannot be the name of a file of an experiment")
+            if not lab.depot.has(file.digest):
+                raise UsageError(f"{file.name} ({file.digest}) is not in the depot; send it first")
+        for digest in lab.store.add_artefacts(attempt, files):
+            lab.depot.remove(digest)

@@ -1,4 +1,4 @@
-"""Records of the lab: a point of a grid, an experiment, an attempt, an event; a file, a node, a token."""
+"""Records of the lab: point, experiment, attempt, event; code, file, node, token."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ class Experiment:
         node: Where its attempt is; None while it waits. ``last_node`` is where it was last.
         engine: The executor of the newest attempt; ``ref`` is the name that this gave it.
         fence: Digest of the token that its runner holds.
-        outcome: End of that attempt: succeeded, user_error, refused, lost, preempted, cancelled; None while it runs.
+        outcome: End of that attempt, as ``End`` has it, or cancelled, paused; None while it runs.
         metrics: Metrics of the accepted result.
     """
 

@@ -41,14 +41,6 @@ def prune(lab: Lab, *, older_than_s: float, states: Collection[str] = OVER, is_d
         if folder.stat().st_ctime < until_s:
             shutil.rmtree(folder, ignore_errors=True)
     is_more = len(found) == limit
-    n_files = 0 if is_more else _remove_orphans(lab, until_s=time.time() - min(older_than_s, SPARED_S))
+    unused_s = time.time() - min(older_than_s, SPARED_S)
+    n_files = 0 if is_more else lab.depot.remove_older(unused_s, spare=lab.store.read_digests())
     return {"ids": [each.id for each in found], "n_files": n_files, "is_more": is_more}
-
-
-def _remove_orphans(lab: Lab, *, until_s: float) -> int:
-    """Remove the files of the depot that nothing refers to and nobody has asked for since; return their number."""
-    old = lab.depot.list_older(until_s)
-    orphans = set(old) - lab.store.read_digests()
-    for digest in orphans:
-        lab.depot.remove(digest)
-    return len(orphans)

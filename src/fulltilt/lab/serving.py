@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import platform
@@ -93,55 +94,40 @@ def serve(
     Args:
         port: 0: any that is free; the one of the last time where it still is, so that runners find it again.
         names: Under which the server is reached, beside ``host`` and this machine's own; the first is told to runners.
-        command: Trains; None: fulltilt itself.
+        command: Trains; empty: fulltilt itself.
 
     Raises:
         UsageError: the address cannot be used.
     """
-    token = read_or_make_token(lab.folder)
-    with (
-        keep_log(lab.folder),
-        contextlib.closing(listen(host, port or _read_port(lab.folder))) as listener,
-        contextlib.closing(RealNvml()) as nvml,
-    ):
+    with contextlib.ExitStack() as stack, keep_log(lab.folder):
+        listener = stack.enter_context(listen(host, port) if port else _listen_again(host, lab.folder))
+        nvml = stack.enter_context(contextlib.closing(RealNvml()))
         reached = next(iter(names), "127.0.0.1" if host in WILDCARDS else host)
-        authority = None if tls is None else str(tls.certificate.resolve())
-        url = format_url(reached, listener.getsockname()[1], tls)
-        address = Address(url=url, token=token, authority=authority)
-
-        def write_order(secret: str, mark: str, node: str) -> Order:
-            return Order(
-                url=address.url,
-                token=secret,
-                mark=mark,
-                node=node,
-                root=str((lab.folder / LOCAL).resolve()),
-                depot=lab.depot.uri,
-                command=tuple(command),
-                authority=authority,
-            )
-
-        coordinator = Coordinator(lab, executors, write_order)
-        sampler = Sampler(nvml, folder=lab.folder)
+        url, authority = format_url(reached, listener.getsockname()[1], tls), tls and str(tls.certificate.resolve())
+        address = Address(url=url, token=read_or_make_token(lab.folder), authority=authority)
+        same = {"root": str((lab.folder / LOCAL).resolve()), "depot": lab.depot.uri, "command": tuple(command)}
+        coordinator = Coordinator(lab, executors, functools.partial(Order, url=url, authority=authority, **same))
         ray = next((executor for executor in executors if isinstance(executor, RayExecutor)), None)
+        _meet_nodes(lab, [executor for executor in executors if executor is not ray])
         app = build_app(
-            lab,
-            token=token,
-            hosts=list_hosts(host, names),
-            read_rooms=coordinator.read_rooms,
-            sampler=sampler,
-            invite=ray and ray.invite,
-        )
-        for place in (place for executor in executors if executor is not ray for place in executor.read_places()):
-            is_own = place.node == platform.node()  # what another machine has installed is not known here
-            boot, versions = (read_boot(), read_versions()) if is_own else ("", {})
-            lab.store.meet_node(Node(name=place.node, boot=boot, versions=versions, devices=place.devices))
-        with _run(app, uvicorn.Server(build_settings(app, tls)), listener, coordinator, lab.folder / ADDRESS, address):
-            logger.info("fulltilt %s serves at %s", __version__, address.url, extra=tell("started", url=address.url))
+            lab, token=address.token, hosts=list_hosts(host, names), read_rooms=coordinator.read_rooms,
+            sampler=Sampler(nvml, folder=lab.folder), invite=ray and ray.invite,
+        )  # fmt: skip
+        for executor in executors:
+            stack.callback(executor.close)
+        server = uvicorn.Server(build_settings(app, tls))
+        with _run(app, server, listener, coordinator, lab.folder / ADDRESS, address):
+            logger.info("fulltilt %s serves at %s", __version__, url, extra=tell("started", url=url))
             yield address, coordinator
         logger.info("the server has ended", extra=tell("ended"))
-        for executor in executors:
-            executor.close()
+
+
+def _meet_nodes(lab: Lab, executors: Sequence[Executor]) -> None:
+    """Note the machines of engines that machines do not join by themselves."""
+    for place in (place for executor in executors for place in executor.read_places()):
+        is_own = place.node == platform.node()  # what another machine has installed is not known here
+        boot, versions = (read_boot(), read_versions()) if is_own else ("", {})
+        lab.store.meet_node(Node(name=place.node, boot=boot, versions=versions, devices=place.devices))
 
 
 @contextlib.contextmanager
@@ -189,20 +175,13 @@ def read_boot() -> str:
     return "unknown"
 
 
-def _read_port(folder: Path) -> int:
-    """Return the port of the last time where it is free, and note the one that is taken otherwise."""
-    path = folder / PORT
-    with contextlib.suppress(OSError, ValueError):
-        port = int(path.read_text())
-        with contextlib.closing(socket.socket()) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind(("127.0.0.1", port))
-            return port
-    with contextlib.closing(socket.socket()) as trial:
-        trial.bind(("127.0.0.1", 0))
-        port = trial.getsockname()[1]
-    write_atomic(path, f"{port}\n")
-    return port
+def _listen_again(host: str, folder: Path) -> socket.socket:
+    """Listen at the port of the last time, or else at a free one, and note it."""
+    with contextlib.suppress(OSError, ValueError, UsageError):
+        return listen(host, int((folder / PORT).read_text()))
+    listener = listen(host, 0)
+    write_atomic(folder / PORT, f"{listener.getsockname()[1]}\n")
+    return listener
 
 
 def _wait_for(is_done: Callable[[], bool]) -> None:

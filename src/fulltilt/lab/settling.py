@@ -1,4 +1,4 @@
-"""Settle what ended: judge it once, put the files of a result in place, and take note of machines that fail."""
+"""Settle what ended: judge it once, put a result in place, and note machines that fail."""
 
 import contextlib
 import errno

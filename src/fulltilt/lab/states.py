@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Arrow:
-    """Holds one transition: the states that it may leave, the one it leads to, and the wish it leaves behind.
+    """Holds one transition: from which states, to which one, and the wish it leaves behind.
 
     Attributes:
         wish: What somebody wants of a running attempt, ``cancel`` or ``pause``; None takes an earlier wish back.

@@ -13,7 +13,7 @@ HEIGHT = 280  # of a plot, in pixels; titles and ticks stand outside of it
 ROW_HEIGHT = 22  # of the drawing in a row of dots or bars
 MAX_SERIES = 6  # more lines than colours cannot be told apart
 MAX_MARKS = 40  # points of a line; with more the marks hide it
-MAX_OVER = 2.0  # times the largest figure: an interval that reaches further is cut there
+MAX_OVER = 2.0  # times the largest figure: intervals and single runs that reach further are cut there
 N_TICKS = 5
 EMPTY = '<p class="note">nothing was measured</p>'
 COLOURS = tuple(f"var(--c{i})" for i in range(MAX_SERIES))
@@ -54,10 +54,10 @@ class Bar:
 class Axis:
     """Places figures between round ticks."""
 
-    def __init__(self, values: Sequence[float], *, is_log: bool = False):
+    def __init__(self, values: Sequence[float], *, is_log: bool = False, floor: float = -math.inf):
         self._place: Callable[[float], float] = math.log if is_log else float
         compute = compute_log_ticks if is_log else compute_ticks_between
-        self.ticks = compute(min(values), max(values))
+        self.ticks = [max(tick, floor) for tick in compute(min(values), max(values))]
         self._low, self._high = self._place(self.ticks[0]), self._place(self.ticks[-1])
 
     def share(self, value: float) -> float:
@@ -116,19 +116,25 @@ def build_scatter_chart(
 
 
 def build_dot_chart(
-    dots: Sequence[Dot], *, x_title: str, rule: float | None = None, format_tick: Callable[[float], str] | None = None
+    dots: Sequence[Dot],
+    *,
+    x_title: str,
+    rule: float | None = None,
+    floor: float = -math.inf,
+    format_tick: Callable[[float], str] | None = None,
 ) -> str:
     """Draw figures on one scale, each in a row, with intervals as lines and single runs as dots.
 
     Args:
         rule: A figure that all are held against, drawn through all rows.
+        floor: What no figure can be below: the axis begins there at the lowest.
     """
     if not dots:
         return EMPTY
-    figures = [figure for dot in dots for figure in (dot.value, *dot.runs)] + ([] if rule is None else [rule])
+    figures = [dot.value for dot in dots] + ([] if rule is None else [rule])
     reach = MAX_OVER * max(map(abs, figures))
-    ends = [min(max(end, -reach), reach) for dot in dots for end in dot.interval or ()]
-    x = Axis([*figures, *ends])
+    others = [min(max(end, -reach), reach) for dot in dots for end in (*(dot.interval or ()), *dot.runs)]
+    x = Axis([*figures, *others], floor=floor)
     rows = []
     for dot in dots:
         drawn = "".join(_rule("grid", x.x(tick)) for tick in x.ticks) + (

@@ -52,7 +52,7 @@ def draw_finalists(document: Document) -> str:
                 marked=bool(name),
             )
         )
-    return build_dot_chart(dots, x_title="samples/s over your settings", rule=0.0, format_tick=format_pct)
+    return build_dot_chart(dots, x_title="samples/s over your settings", rule=0.0, floor=-100.0, format_tick=format_pct)
 
 
 def format_pct(pct: float) -> str:
@@ -77,7 +77,7 @@ def draw_levers(document: Document) -> str:
             )
         )
     return (
-        build_dot_chart(dots, x_title="samples/s, with it over without", rule=0.0, format_tick=format_pct)
+        build_dot_chart(dots, x_title="samples/s, with it over without", rule=0.0, floor=-100.0, format_tick=format_pct)
         if dots
         else ""
     )

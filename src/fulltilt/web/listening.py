@@ -32,9 +32,9 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listener.close()
-        raise UsageError(f"{host}:{port} cannot be used ({error.strerror}); give another --port or --host") from None
+        raise UsageError(f"{host}:{port} cannot be used ({error}); give another --port or --host") from None
     listener.listen(1024)
     listener.set_inheritable(False)
     return listener

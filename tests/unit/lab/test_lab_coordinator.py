@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
+from tests.lab_cases import Clock
 
 from fulltilt.errors import StorageError
 from fulltilt.lab import operations
@@ -20,13 +21,6 @@ from fulltilt.lab.serving import open_lab
 from fulltilt.lab.settling import settle
 
 TTL_S, GRACE_S = 100.0, 10.0
-
-
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Engine:
@@ -155,7 +149,7 @@ def test_what_waits_in_the_engines_own_queue_keeps_its_lease_and_can_be_called_b
     for _ in range(30):
         bench.turn(11.0)
     assert bench.state("e1") == "leased"
-    operations.cancel(bench.lab, "e1")
+    operations.act(bench.lab, "cancel", "e1")
     bench.turn()
     assert bench.engine.ended == [("e1", True)]
 
@@ -209,7 +203,7 @@ def test_what_is_lost_too_often_is_held_until_somebody_lets_it_go_on(bench):
         bench.turn(400.0)
     assert bench.state("e1") == "held"
     bench.engine.refuses = None
-    operations.resume(bench.lab, "e1")
+    operations.act(bench.lab, "resume", "e1")
     bench.turn()
     assert bench.state("e1") == "leased"
     assert bench.lab.store.read_experiments(id="e1")[0].n_lost == 0
@@ -235,7 +229,7 @@ def test_a_machine_that_loses_two_is_left_out_unless_there_is_no_other(bench):
 def test_who_does_not_end_when_told_to_is_ended_by_the_engine(bench):
     bench.add(1)
     bench.turn()
-    operations.cancel(bench.lab, "e1")
+    operations.act(bench.lab, "cancel", "e1")
     bench.turn()
     assert bench.engine.ended == [], "its runner tells it first"
     bench.turn(GRACE_S + 1)
@@ -243,6 +237,8 @@ def test_who_does_not_end_when_told_to_is_ended_by_the_engine(bench):
     bench.engine.seen["e1"] = "gone"
     bench.turn()
     assert bench.state("e1") == "cancelled"
+    bench.turn()
+    assert bench.coordinator._asked_s == {}, "what is over is not remembered"
 
 
 def test_a_new_server_goes_on_with_what_the_one_before_started(bench):

@@ -41,8 +41,10 @@ def test_a_large_file_on_the_same_disk_is_linked_and_what_replaces_it_changes_no
     assert path.stat().st_nlink == 2
     (tmp_path / "new").write_bytes(b"newer")
     os.replace(tmp_path / "new", path)
-    depot.link(digest, tmp_path / "again.pt")
+    for _ in range(2):
+        depot.link(digest, tmp_path / "again.pt")
     assert (tmp_path / "again.pt").read_bytes() == content
+    assert {each.name for each in tmp_path.iterdir()} == {"again.pt", "depot", "large.pt"}, "nothing is left beside it"
 
 
 def test_what_arrives_damaged_or_in_part_is_not_there(depot, tmp_path):

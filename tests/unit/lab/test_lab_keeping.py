@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -11,14 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.lab_cases import build_points, lease
 
-from fulltilt.config import Config
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.lab import backup, operations
 from fulltilt.lab.backup import MANIFEST, restore_backup, write_backup
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.lab import Lab
-from fulltilt.lab.records import Artefact, Attempt, Code, Point
+from fulltilt.lab.records import Artefact, Attempt, Code
 from fulltilt.lab.retention import prune
 from fulltilt.lab.scheduling.ends import End
 from fulltilt.lab.serving import open_lab
@@ -36,7 +35,7 @@ def keep(lab: Lab, content: bytes) -> str:
 
 def start(lab: Lab, id: str) -> Attempt:
     found = lab.store.read_experiments(id=id)[0]
-    attempt, _ = lab.store.lease(found, node="n1", devices=["cpu:0"], n_threads=1, engine="local")
+    attempt, _ = lease(lab.store, found)
     lab.store.advance("start", attempt)
     return attempt
 
@@ -49,29 +48,22 @@ def save(lab: Lab, attempt: Attempt, content: bytes, name: str = "checkpoint.pt"
     return digest
 
 
-@contextlib.contextmanager
-def reopen(folder: Path):
-    with open_lab(folder) as lab:
-        yield lab
-
-
 @pytest.fixture
 def lab(tmp_path):
     """e1 has succeeded, e2 runs and has a checkpoint, e3 shall pause, e4 is queued, e5 is cancelled."""
     folder = tmp_path / "lab"
     folder.mkdir()
     with open_lab(folder, create=True) as lab:
-        points = [Point(values={"optim.lr": n}, config=Config().to_values(), digest=f"d{n}") for n in range(5)]
         code = Code(digest=keep(lab, b"code"), root="/somewhere", entry="grid.yaml")
-        lab.store.add("/somewhere/grid.yaml", points, [], code=code)
+        lab.store.add("/somewhere/grid.yaml", build_points(5), [], code=code)
         first, second, third = (start(lab, id) for id in ("e1", "e2", "e3"))
         (folder / "e1").mkdir()
         (folder / "e1" / "log-1.txt").write_text("what it printed\n")
         save(lab, first, LARGE, name="weights.pt")
         settle(lab, first, End(outcome="succeeded", metrics={"loss": 0.5}))
         save(lab, second, b"step 7")
-        operations.pause(lab, third.experiment)
-        operations.cancel(lab, "e5")
+        operations.act(lab, "pause", third.experiment)
+        operations.act(lab, "cancel", "e5")
         (folder / "token").write_text("the owner's secret\n")
         yield lab
 
@@ -92,7 +84,7 @@ def test_a_lab_comes_back_with_its_results_and_what_ran_is_queued_again(lab, tmp
     restored = restore_backup(tmp_path / "lab.tar", tmp_path / "new")
     assert restored == made
     assert {each.id: each.state for each in lab.store.read_experiments()}["e2"] == "running", "nothing happens to it"
-    with reopen(tmp_path / "new") as new:
+    with open_lab(tmp_path / "new") as new:
         states = {each.id: each.state for each in new.store.read_experiments()}
         assert states == {"e1": "succeeded", "e2": "queued", "e3": "held", "e4": "queued", "e5": "cancelled"}
         assert new.store.read_experiments(id="e1")[0].metrics == {"loss": 0.5}
@@ -117,7 +109,7 @@ def test_a_checkpoint_that_is_replaced_while_the_backup_is_written_is_in_it_by_i
     monkeypatch.setattr(backup, "copy_database", copy_and_train_on)
     assert write_backup(lab.folder, tmp_path / "lab.tar")["n_missing"] == 0
     restore_backup(tmp_path / "lab.tar", tmp_path / "new")
-    with reopen(tmp_path / "new") as new:
+    with open_lab(tmp_path / "new") as new:
         assert read_files(new, "e2") == [b"step 9"]
 
 
@@ -167,7 +159,7 @@ def lead_out(info, content):
 
 
 def make_link(info, content):
-    if info.name.startswith("sweeps") or info.name.endswith("log-1.txt"):
+    if info.name.endswith("log-1.txt"):
         info.type, info.linkname, content = tarfile.SYMTYPE, "/etc/passwd", b""
     return info, content
 
@@ -217,8 +209,8 @@ def test_what_is_over_and_old_goes_with_its_files_and_what_is_not_stays(lab, mon
     (code,) = {lab.store.read_work(id).code.digest for id in ("e1", "e2")}
     orphan, checkpoint = keep(lab, b"nobody's"), lab.store.read_artefacts("e2")[0].digest
     age(lab, monkeypatch, 40)
-    operations.retry(lab, "e5")
-    operations.cancel(lab, "e5")
+    operations.act(lab, "retry", "e5")
+    operations.act(lab, "cancel", "e5")
     assert prune(lab, older_than_s=30 * DAY_S, is_dry_run=True)["ids"] == ["e1"]
     assert prune(lab, older_than_s=50 * DAY_S) == {"ids": [], "n_files": 1, "is_more": False}
     assert orphan not in list_files(lab)
@@ -246,6 +238,14 @@ def test_a_file_that_was_just_asked_for_is_spared_until_it_is_used(lab, monkeypa
     assert not lab.depot.claim(digest)
 
 
+def test_a_file_that_is_asked_for_while_old_ones_are_looked_for_is_spared(lab, monkeypatch):
+    digest, read = keep(lab, b"sent before"), lab.store.read_digests
+    os.utime(lab.folder / "depot" / digest[:2] / digest, (0, 0))
+    monkeypatch.setattr(lab.store, "read_digests", lambda: (read(), lab.depot.claim(digest))[0])
+    assert prune(lab, older_than_s=30 * DAY_S)["n_files"] == 0
+    assert lab.depot.has(digest)
+
+
 def test_many_go_in_several_turns_and_the_log_of_changes_goes_on(lab, monkeypatch, caplog):
     monkeypatch.setattr("fulltilt.lab.retention.MOST_AT_ONCE", 1)
     caplog.set_level("INFO")
@@ -254,6 +254,6 @@ def test_many_go_in_several_turns_and_the_log_of_changes_goes_on(lab, monkeypatc
     turns = [prune(lab, older_than_s=DAY_S) for _ in range(3)]
     assert [(turn["ids"], turn["is_more"]) for turn in turns] == [(["e1"], True), (["e5"], True), ([], False)]
     coordinator._tell_changes()
-    operations.cancel(lab, "e4")  # its event has a number that one of e5's had
+    operations.act(lab, "cancel", "e4")  # its event has a number that one of e5's had
     coordinator._tell_changes()
     assert [r.fields["state"] for r in caplog.records if r.event == "state"] == ["cancelled"]

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
+import threading
 
 import httpx2 as httpx
 import pytest
+from tests.fake_nvml import FakeNvml, build_status
+from tests.lab_cases import OWNER, ask, build_points, lease
 
+from fulltilt.errors import UsageError
+from fulltilt.hardware import NvmlDevice
+from fulltilt.hardware.nvml import NvmlProcess
+from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.executors import AwayError
 from fulltilt.lab.executors.cluster import HEAD, RESOURCE, Head, read_versions
 from fulltilt.lab.executors.ray import LOOK_S, PLACES_S, RayExecutor
+from fulltilt.lab.executors.ray_node import RayNode
 from fulltilt.lab.operations import make_token
-from fulltilt.lab.records import Attempt, Experiment, Point
+from fulltilt.lab.records import Attempt, Experiment
 from fulltilt.lab.runner.order import RAY_JOB, VARIABLE, Machine, Order, take_order
 from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.serving import open_lab
+from fulltilt.report.readings import build_entry
 
-OWNER = "the owner's token"
 BUNDLE = {"address": "10.0.0.1:6379", "secret": "of the cluster"}
 
 
@@ -29,13 +36,7 @@ class Server:
         self.app = build_app(lab, token=OWNER, read_rooms=lambda: self.rooms, invite=lambda: BUNDLE)
 
     def __call__(self, method: str, path: str, token: str = OWNER, **options) -> httpx.Response:
-        async def send() -> httpx.Response:
-            async with httpx.AsyncClient(
-                transport=httpx.ASGITransport(self.app), base_url="http://localhost:8000"
-            ) as client:
-                return await client.request(method, path, headers={"authorization": f"Bearer {token}"}, **options)
-
-        return asyncio.run(send())
+        return ask(self.app, method, path, headers={"authorization": f"Bearer {token}"}, **options)
 
     def join(self, name: str, token: str = OWNER, **changed) -> httpx.Response:
         said = {"name": name, "boot": "first", "versions": read_versions(), "devices": ["cuda:0"]} | changed
@@ -76,6 +77,30 @@ def test_a_name_that_is_in_use_is_refused_and_its_own_machine_comes_back(server)
     assert server("POST", "/api/telemetry", again.json()["token"], json={}).status_code == 200
 
 
+def test_of_two_of_one_name_that_join_while_the_head_starts_one_is_refused(server):
+    answers = []
+    other = threading.Thread(target=lambda: answers.append(server.join("n2")))
+
+    def invite():
+        if other.ident is None:
+            other.start()
+            other.join(0.3)  # it is through by now, or waits for this one
+        return BUNDLE
+
+    server.app.state.invite = invite
+    first = server.join("n2")
+    other.join()
+    assert (first.status_code, answers[0].status_code) == (200, 422)
+    assert server("POST", "/api/telemetry", first.json()["token"], json={}).status_code == 200
+
+
+def test_an_authority_that_is_no_certificate_is_told(tmp_path):
+    (tmp_path / "cert.pem").write_text("no certificate")
+    for name in ("cert.pem", "none.pem"):
+        with pytest.raises(UsageError, match=f"{name} cannot be used .*; name the PEM file"):
+            RayNode(url="https://x", name="n2", boot="b", folder=tmp_path, slots=[], authority=tmp_path / name)
+
+
 def test_without_an_engine_a_machine_is_told_what_is_missing(server):
     server.app.state.invite = None
     assert "--engine ray" in server.join("n2").json()["error"]
@@ -96,11 +121,26 @@ def test_what_a_machine_says_is_on_its_page_and_in_the_json(server):
     assert "not heard for" in server("GET", "/machines").text
 
 
+def test_all_that_sensors_read_of_gpus_is_kept_and_what_is_nested_without_end_is_not(server, tmp_path):
+    device = NvmlDevice(index=0, uuid="GPU-0", name="H200", memory_total_bytes=1 << 37, compute_capability=(9, 0))
+    processes = (NvmlProcess(pid=7, memory_used_bytes=None),)
+    status = build_status(utilization_pct=93.0, throttle_reasons=("sw_power_cap",), processes=processes)
+    sample = build_entry(Sampler(FakeNvml([device], {0: status}), folder=tmp_path).read())
+    own = server.join("n2").json()["token"]
+    assert server("POST", "/api/telemetry", own, json={"sample": sample}).status_code == 200
+    deep: list = []
+    for _ in range(300):
+        deep = [deep]
+    assert server("POST", "/api/telemetry", own, json={"sample": {"cpu_pct": deep}}).status_code == 422
+    (node,) = server("GET", "/api/nodes").json()["nodes"]
+    assert node["sample"] == json.loads(json.dumps(sample))
+
+
 def test_a_machine_that_started_again_has_lost_its_attempts_and_nobody_elses(server):
-    server.lab.store.add("/grid.yaml", [Point(values={}, config={}, digest=f"d{n}") for n in range(2)], [])
+    server.lab.store.add("/grid.yaml", build_points(2), [])
     own = server.join("n2").json()["token"]
     for found, node in zip(server.lab.store.read_experiments(), ("n2", "n1"), strict=True):
-        server.lab.store.lease(found, node=node, devices=["cuda:0"], n_threads=None, engine="ray")
+        lease(server.lab.store, found, node=node, engine="ray")
     own = server.join("n2", own).json()["token"]
     assert server.lab.store.count_states() == {"leased": 2}, "it is the same start: what ran there may live"
     server.join("n2", own, boot="second")

@@ -9,6 +9,7 @@ import re
 
 import httpx2 as httpx
 import pytest
+from tests.lab_cases import OWNER, ask, lease
 
 from fulltilt.config import Config
 from fulltilt.lab.records import Artefact, Attempt, Node, Point
@@ -19,7 +20,6 @@ from fulltilt.lab.server.live import _tell, read_mark
 from fulltilt.lab.server.trainings import LOG_TAIL_BYTES
 from fulltilt.lab.serving import open_lab
 
-OWNER = "the owner's token"
 PAGES_OF = {None: "/queue", "e1": "/experiments/e1", "e2": "/experiments/2"}
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
 STEP = {"event": "StepsDone", "epoch": 1, "lr": 0.1, "samples_per_s": 100.0, "n_samples": 640, "seconds": 1.0}
@@ -35,14 +35,7 @@ class Browser:
         self.cookies = {COOKIE: OWNER}
 
     def __call__(self, method: str, path: str, **options) -> httpx.Response:
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://localhost:8000", cookies=self.cookies
-            ) as client:
-                return await client.request(method, path, headers={"accept": "text/html"}, **options)
-
-        return asyncio.run(send())
+        return ask(self.app, method, path, cookies=self.cookies, headers={"accept": "text/html"}, **options)
 
     def read(self, path: str) -> str:
         answer = self("GET", path)
@@ -63,7 +56,7 @@ def browse(tmp_path):
 
 def finish(lab, id: str, *, outcome: str, reason: str | None = None, loss: float = 1.0) -> None:
     (found,) = lab.store.read_experiments(id=id)
-    attempt, _ = lab.store.lease(found, node=EVIL, devices=["cpu:0"], n_threads=1, engine="local")
+    attempt, _ = lease(lab.store, found, node=EVIL)
     lab.store.advance("start", attempt, pid=1)
     folder = lab.folder / id
     folder.mkdir()
@@ -94,7 +87,7 @@ def test_who_has_no_token_is_led_to_where_one_is_given_and_the_cookie_goes_to_no
 
 def test_guesses_of_a_token_become_slow(browse, monkeypatch):
     clock = [0.0]
-    browse.app.state.patience._clock = lambda: clock[0]
+    browse.app.state.guesses._clock = lambda: clock[0]
     codes = [browse("POST", "/login", content=f"token=guess{n}").status_code for n in range(MOST_FAILURES + 2)]
     assert codes == [401] * MOST_FAILURES + [429] * 2
     assert browse("POST", "/login", content=f"token={OWNER}").status_code == 429
@@ -188,7 +181,9 @@ def test_a_configuration_is_checked_and_queued_from_the_page(browse):
         content = str(httpx.QueryParams({"name": name, "text": text, "priority": "2", "do": do}))
         return browse("POST", "/submit", content=content).text
 
+    before = {*browse.lab.folder.rglob("*")}
     assert "2 points; nothing is wrong" in send("lr: [0.1, 0.2]\n", "check")
+    assert {*browse.lab.folder.rglob("*")} == before, "what is only checked is not kept"
     assert '<p class="alarm">new.yaml:1: ' in (said := send("lrr: 1\n", "submit"))
     assert "did you mean" in said
     assert "takes 3 devices" in send("lr: 1\ndevice: [0, 1, 2]\n", "check")

@@ -6,68 +6,27 @@ import contextlib
 import hashlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from tests.lab_cases import PATIENCE_S, Bench, wait_for
 
 from fulltilt.config import Config
 from fulltilt.engine import interrupt
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.hardware.proctree import find_marked
-from fulltilt.lab.executors.local import GUARD, GUARD_MARK
-from fulltilt.lab.lab import Lab
-from fulltilt.lab.operations import cancel
+from fulltilt.lab.operations import act
 from fulltilt.lab.records import Code, Point
 from fulltilt.lab.runner.guard import FENCED
-from fulltilt.lab.runner.order import MARK, Order
 from fulltilt.lab.runner.shipping import CUT, Shipping, _Stream
 from fulltilt.lab.scheduling.leases import Term
 from fulltilt.lab.serving import Tls, open_lab, serve
 from fulltilt.lab.snapshot import pack_code
 
-STAND_IN = (sys.executable, "-S", str(Path(__file__).with_name("stand_in_train.py")))
-PATIENCE_S = 60
 TTL_S = 2.0
-
-
-def wait_for(look):
-    end = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return found
-
-
-class Bench:
-    """A served lab without executors, and guards that a test starts by hand."""
-
-    def __init__(self, lab: Lab, url: str, root: Path):
-        self.lab, self.url, self.root = lab, url, root
-        lab.store.add(root / "grid.yaml", [Point(values={}, config=Config().to_values(), digest="d")], [])
-
-    def read(self):
-        return self.lab.store.read_experiments(id="e1")[0]
-
-    def start(self, *, id="e1", root: Path | None = None, command=STAND_IN, with_worker: bool = False, **environment):
-        (found,) = self.lab.store.read_experiments(id=id)
-        attempt, token = self.lab.store.lease(found, node="n1", devices=["cpu:0"], n_threads=1, engine="by hand")
-        order = Order(
-            url=self.url,
-            token=token,
-            mark=f"{attempt.experiment}/{attempt.number}/{token[:8]}",
-            node="n1",
-            root=str(root or self.root / "node"),
-            device="cpu",
-            command=command,
-        )
-        alone = {} if with_worker else {"STAND_IN_ALONE": "1"}
-        environ = {**os.environ, **environment, **alone, **order.to_environment(), GUARD_MARK: order.mark}
-        guard = subprocess.Popen(GUARD, env=environ, start_new_session=True)
-        return guard, f"{MARK}={order.mark}"
 
 
 @pytest.fixture
@@ -80,16 +39,12 @@ def bench(request, tmp_path):
         yield Bench(lab, address.url, tmp_path)
 
 
-def read_log(bench: Bench, number: int) -> list[str]:
-    return (bench.lab.folder / "e1" / f"log-{number}.txt").read_text().splitlines()
-
-
 def test_a_training_runs_to_its_result_and_the_server_has_its_log_and_files(bench):
     guard, mark = bench.start(STAND_IN_STEPS="20", with_worker=True)
     assert guard.wait(PATIENCE_S) == 0
     found = bench.read()
     assert (found.state, found.outcome, found.metrics["steps"]) == ("succeeded", "succeeded", 20)
-    assert read_log(bench, 1) == ["== e1, attempt 1 on cpu:0: grid.yaml", "from step 0: optim.lr=0.001"]
+    assert bench.read_log(1) == ["== e1, attempt 1 on cpu:0: grid.yaml", "from step 0: optim.lr=0.001"]
     assert (bench.lab.folder / "e1" / "counter").read_text() == "20", "a file of the result, sent by digest"
     assert find_marked(mark) == []
     assert "token" not in (bench.lab.folder / "e1" / "log-1.txt").read_text()
@@ -98,7 +53,7 @@ def test_a_training_runs_to_its_result_and_the_server_has_its_log_and_files(benc
 def test_a_cancel_reaches_the_training_which_saves_first(bench):
     guard, mark = bench.start(STAND_IN_STEPS="100000")
     wait_for(lambda: bench.read().state == "running" and find_marked(mark))
-    cancel(bench.lab, "e1")
+    act(bench.lab, "cancel", "e1")
     assert guard.wait(PATIENCE_S) == 0
     assert (bench.read().state, bench.read().reason) == ("cancelled", "cancelled")
     assert int((bench.root / "node" / "e1" / "counter").read_text()) > 0
@@ -115,7 +70,7 @@ def test_the_next_attempt_goes_on_from_the_checkpoint_also_on_a_node_that_shares
     guard, _ = bench.start(root=bench.root / "another", STAND_IN_STEPS="60", STAND_IN_CHECKPOINT="checkpoint.pt")
     assert guard.wait(PATIENCE_S) == 0
     assert bench.read().state == "succeeded"
-    assert read_log(bench, 2)[1] == f"from step {reached}: optim.lr=0.001"
+    assert bench.read_log(2)[1] == f"from step {reached}: optim.lr=0.001"
 
 
 def test_a_node_that_shares_no_disk_keeps_its_files_below_a_folder_of_its_own(bench, tmp_path):
@@ -228,7 +183,7 @@ def test_log_bytes_arrive_exactly_once_whatever_they_are(bench, tmp_path):
 def test_a_cancel_ends_a_training_that_hears_no_signal(bench):
     guard, mark = bench.start(STAND_IN_STEPS="100000", STAND_IN_DEAF="1", with_worker=True)
     wait_for(lambda: bench.read().state == "running" and find_marked(mark))
-    cancel(bench.lab, "e1")
+    act(bench.lab, "cancel", "e1")
     assert guard.wait(PATIENCE_S) == 0
     assert (bench.read().state, find_marked(mark)) == ("cancelled", [])
 
@@ -238,7 +193,7 @@ def test_a_cancel_of_a_runner_that_hears_nothing_takes_effect_with_the_end_of_it
     guard, mark = bench.start(STAND_IN_STEPS="100000")
     training = wait_for(lambda: bench.read().state == "running" and find_marked(mark))[0]
     os.kill(int(Path(f"/proc/{training}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGSTOP)
-    cancel(bench.lab, "e1")
+    act(bench.lab, "cancel", "e1")
     while bench.read().state == "cancelling":
         had_ended = not find_marked(mark)
         time.sleep(0.02)
@@ -262,8 +217,37 @@ def test_an_error_says_where_it_was_where_that_is_the_question(bench, error, out
     assert bench.read().reason.startswith(said)
 
 
-def test_a_node_trains_the_code_that_was_submitted_and_not_its_own(bench, tmp_path):
-    """The module lies at the root of the project and not beside its configuration, as where it was submitted from."""
+RESULT = """
+import json, sys
+with open(sys.argv[sys.argv.index("--json") + 1], "w") as stream:
+    json.dump({"reason": "finished", "metrics": {METRICS}}, stream)
+"""
+
+
+@pytest.mark.parametrize(
+    ("metrics", "state", "said"),
+    [("'loss': float('nan')", "succeeded", ""), ("'x' * 300: 1.0", "failed", "its result is not taken: body.metrics")],
+)
+def test_a_result_that_the_server_will_never_take_keeps_no_device(bench, metrics, state, said):
+    guard, _ = bench.start(command=(sys.executable, "-S", "-c", RESULT.replace("METRICS", metrics)))
+    assert guard.wait(PATIENCE_S) == 0
+    assert bench.read().state == state
+    assert (bench.read().reason or "").startswith(said)
+
+
+def test_a_node_trains_the_code_that_was_submitted_and_not_its_own(bench, tmp_path, monkeypatch):
+    """The module lies at the root of the project and not beside its configuration, as where it was submitted from.
+
+    A server that cannot answer at first is no failure.
+    """
+    has, asked = bench.lab.depot.has, []
+
+    def look_later(digest: str) -> bool:
+        asked.append(digest)
+        if len(asked) == 1:
+            raise StorageError("no space left")
+        return has(digest)
+
     project = tmp_path / "project"
     (project / "configs").mkdir(parents=True)
     source = project / "configs" / "grid.yaml"
@@ -277,9 +261,11 @@ def test_a_node_trains_the_code_that_was_submitted_and_not_its_own(bench, tmp_pa
     (tmp_path / "own" / "models.py").write_text("print('own')\n")
     point = Point(values={}, config=Config().to_values(), digest="d2")
     bench.lab.store.add(source, [point], [], code=code)
+    monkeypatch.setattr(bench.lab.depot, "has", look_later)
     guard, _ = bench.start(id="e2", command=(sys.executable, "-c", "import models"), PYTHONPATH=str(tmp_path / "own"))
     assert guard.wait(PATIENCE_S) == 0
     assert (bench.lab.folder / "e2" / "log-1.txt").read_text().splitlines()[1:] == ["as submitted"]
+    assert len(asked) > 1
 
 
 class FullPipe:
@@ -316,7 +302,7 @@ def test_a_log_is_cut_where_it_is_too_long_and_says_so(tmp_path):
     stream, sent = _Stream("log.txt", log, 0, 20), b""
     while piece := stream.read():
         sent += piece
-        stream.move(len(sent))
+        stream.n_sent = len(sent)
     assert sent == b"\xff" * 20 + CUT
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.lab_cases import Clock
 
 from fulltilt.lab.records import Attempt, Experiment, Node
 from fulltilt.lab.scheduling.ends import judge_end, read_document
@@ -172,13 +174,6 @@ def test_a_result_that_was_cut_short_is_none(tmp_path):
     assert read_document(path) == DONE
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def test_a_lease_runs_out_a_whole_term_after_it_was_heard_of_and_never_before():
     clock, one, other = Clock(), *(Attempt(experiment=f"e{i}", number=1) for i in (1, 2))
     leases = Leases(Term(ttl_s=100, grace_s=10), clock)
@@ -202,6 +197,36 @@ def test_a_server_that_was_away_has_heard_nobody_and_gives_everybody_a_whole_ter
         assert leases.turn([one]) == []
     clock.now_s += 1
     assert leases.turn([one]) == [one]
+
+
+def test_a_renewal_that_comes_amid_a_turn_or_a_look_of_another_thread_is_not_lost():
+    clock, (one, two, three) = Clock(), (Attempt(experiment=f"e{i}", number=1) for i in range(3))
+    leases, threads = Leases(Term(ttl_s=100, grace_s=10), clock), []
+
+    def renew(attempt: Attempt) -> None:
+        threads.append(threading.Thread(target=leases.renew, args=(attempt,)))
+        threads[-1].start()
+        threads[-1].join(0.2)  # it is through by now, or waits
+
+    def list_live():
+        yield one
+        renew(one)
+        yield two
+
+    class Moment(float):
+        def __rsub__(self, now_s: float) -> float:
+            renew(three)
+            return float(now_s) - float(self)
+
+    leases.renew(one)
+    clock.now_s += 20
+    leases.turn(list_live())
+    threads[0].join()
+    clock.now_s += 20
+    assert leases.list_stale() == set(), "one was heard 20 s ago, and not 40"
+    clock.now_s = Moment(clock.now_s)
+    leases.renew(two)
+    assert leases.list_stale() == set(), "and the look goes on where three is added amid it"
 
 
 def test_a_grace_that_outlasts_the_lease_is_refused():

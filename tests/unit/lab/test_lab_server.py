@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
+import os
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import httpx2 as httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.lab_cases import OWNER, ask, build_points, lease
 
-from fulltilt.config import Config
+from fulltilt.errors import UsageError
+from fulltilt.lab import reception
+from fulltilt.lab.lab import open_stream
 from fulltilt.lab.records import Point
 from fulltilt.lab.scheduling.order import Room
-from fulltilt.lab.server.api import LOG_BYTES
+from fulltilt.lab.server.api import LOG_BYTES, MOST_INT
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.server.metrics import MOST_OWNERS, OTHERS
 from fulltilt.lab.server_log import LOG, keep_log
-from fulltilt.lab.serving import open_lab
+from fulltilt.lab.serving import _listen_again, open_lab
 from fulltilt.lab.store import StaleAttemptError
 from fulltilt.web.listening import listen
-
-OWNER = "the owner's token"
 
 
 class Caller:
@@ -35,24 +40,16 @@ class Caller:
 
     def __call__(self, method: str, path: str, token: str | None = OWNER, **options) -> httpx.Response:
         headers = options.pop("headers", {}) | ({"authorization": f"Bearer {token}"} if token else {})
-
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8000") as client:
-                return await client.request(method, path, headers=headers, **options)
-
-        return asyncio.run(send())
+        return ask(self.app, method, path, headers=headers, **options)
 
     def lease(self, n: int) -> tuple:
-        found = self.lab.store.read_experiments(id=f"e{n}")[0]
-        return self.lab.store.lease(found, node="n1", devices=["cuda:0"], n_threads=None, engine="by hand")
+        return lease(self.lab.store, self.lab.store.read_experiments(id=f"e{n}")[0])
 
 
 @pytest.fixture
 def call(tmp_path):
     with open_lab(tmp_path, create=True) as lab:
-        points = [Point(values={"optim.lr": n}, config=Config().to_values(), digest=f"d{n}") for n in range(3)]
-        lab.store.add("/somewhere/grid.yaml", points, [])
+        lab.store.add("/somewhere/grid.yaml", build_points(3), [])
         yield Caller(lab)
 
 
@@ -110,7 +107,7 @@ def test_a_renewal_writes_nothing_to_the_disk(call):
 def test_no_answer_waits_for_the_one_before_to_be_acknowledged():
     said = []
 
-    async def ask() -> None:
+    async def serve_once() -> None:
         async def answer(reader, writer) -> None:
             said.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
@@ -121,8 +118,19 @@ def test_no_answer_waits_for_the_one_before_to_be_acknowledged():
             await reader.read()
             writer.close()
 
-    asyncio.run(ask())
+    asyncio.run(serve_once())
     assert said == [1], "Nagle's algorithm would hold back every second piece for 40 ms"
+
+
+def test_a_server_comes_back_to_its_port_where_that_is_free_and_says_so_where_none_can_be_had(tmp_path):
+    with _listen_again("127.0.0.1", tmp_path) as first, _listen_again("127.0.0.1", tmp_path) as second:
+        ports = [each.getsockname()[1] for each in (first, second)]
+    assert ports[0] != ports[1]
+    with _listen_again("127.0.0.1", tmp_path) as third:
+        assert third.getsockname()[1] == ports[1]
+        for port in (ports[1], 70_000):
+            with pytest.raises(UsageError, match="give another --port"):
+                listen("127.0.0.1", port)
 
 
 def test_a_stream_takes_bytes_at_its_end_only(call):
@@ -135,6 +143,32 @@ def test_a_stream_takes_bytes_at_its_end_only(call):
     assert call("PUT", "/runner/streams/log.txt?offset=5", token, content=b"x" * (5 << 20)).status_code == 413
     assert call("PUT", "/runner/streams/other?offset=0", token, content=b"x").status_code == 422
     assert call("GET", "/api/experiments/e1/log?attempt=1&offset=3").content == b"\0\xff"
+
+
+def test_a_piece_that_is_sent_again_while_it_is_written_is_there_once(call, monkeypatch):
+    attempt, _ = call.lease(1)
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(io.FileIO):
+        def write(self, data):
+            if not has_begun.is_set():
+                has_begun.set()
+                may_go_on.wait()
+            return super().write(data)
+
+    def open_slowly(*words, **given):
+        with open_stream(*words, **given) as stream:
+            return Slow(os.dup(stream.fileno()), "ab")
+
+    monkeypatch.setattr(reception, "open_stream", open_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(reception.append, call.lab, attempt, "log.txt", 0, b"abc")
+        has_begun.wait()
+        again = pool.submit(reception.append, call.lab, attempt, "log.txt", 0, b"abc")
+        wait([again], timeout=0.3)  # it waits for the first one
+        may_go_on.set()
+        assert (first.result(), again.result()) == (3, 3)
+    assert (call.lab.folder / "e1" / "log-1.txt").read_bytes() == b"abc"
 
 
 def submit(call, text: str, **given) -> httpx.Response:
@@ -167,6 +201,7 @@ def test_a_log_of_a_gigabyte_is_read_a_piece_at_a_time(call):
         log.write(b"\xff the end")
     assert call("GET", f"/api/experiments/e1/log?attempt=1&offset={1 << 30}").content == b"\xff the end"
     assert len(call("GET", "/api/experiments/e1/log?attempt=1").content) == LOG_BYTES
+    assert call("GET", f"/api/experiments/e1/log?attempt=1&offset={MOST_INT}").content == b"", "no file is so long"
 
 
 def test_many_slow_senders_keep_nobody_waiting(call):

@@ -11,19 +11,15 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import event
+from tests.lab_cases import build_points, lease
 
 from fulltilt.errors import StorageError, UsageError
-from fulltilt.lab.records import Point
 from fulltilt.lab.states import ARROWS, OWNED, STATES
 from fulltilt.lab.store import StaleAttemptError, Store, open_store
 from fulltilt.lab.store.tables import TABLES
 
 GRID = Path("/somewhere/grid.yaml")
 OF_BEFORE = Path(__file__).with_name("lab_of_one_machine.sql")
-
-
-def build_points(n: int) -> list[Point]:
-    return [Point(values={"optim.lr": i}, config={"optim": {"lr": i}}, digest=f"d{i}") for i in range(n)]
 
 
 @pytest.fixture
@@ -46,7 +42,7 @@ def test_of_many_that_want_one_experiment_one_gets_it(store):
 
     def claim() -> None:
         try:
-            got.append(store.lease(row, node="here", devices=[], n_threads=None, engine="local"))
+            got.append(lease(store, row))
         except StaleAttemptError:
             refused.append(1)
 
@@ -68,7 +64,7 @@ def test_threads_that_write_at_once_share_a_transaction_and_one_that_is_refused_
     def work(mine) -> None:
         barrier.wait()
         for row in mine:
-            attempt, _ = store.lease(row, node="here", devices=[], n_threads=None, engine="local")
+            attempt, _ = lease(store, row)
             with pytest.raises(StaleAttemptError):
                 store.advance("commit", attempt)
             refused.append(row.id)
@@ -132,7 +128,7 @@ def test_a_lab_of_one_machine_is_brought_up_to_date_and_its_file_is_kept(tmp_pat
         rows = store.read_experiments()
         assert [(row.id, row.state, row.attempt) for row in rows] == [("e1", "succeeded", 1), ("e2", "queued", 1)]
         assert (rows[0].metrics["accuracy"], rows[0].n_devices, rows[0].owner) == (0.75, 1, "")
-        attempt, _ = store.lease(rows[1], node="here", devices=["cpu:0"], n_threads=1, engine="local")
+        attempt, _ = lease(store, rows[1])
         assert attempt.number == 2
     with contextlib.closing(sqlite3.connect(tmp_path / "lab.db.before-0002")) as database:
         assert database.execute("SELECT count(*) FROM experiment").fetchone() == (2,)

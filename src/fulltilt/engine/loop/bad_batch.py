@@ -50,7 +50,7 @@ def find_bad_step(losses: Sequence[float], *, last_step: int) -> int | None:
 
 
 def save_bad_batch(s: Session, *, step: int, loss: float, is_kept: bool = True) -> tuple[str, str]:
-    """Store the batches of ``step``, one of the epoch under way; say where they are and what they show, and a remedy.
+    """Store the batches of a step → where they are and what they show, and a remedy.
 
     ``nan_batch.pt`` holds tensors and plain values only, for ``torch.load(path, weights_only=True)``: ``step``,
     ``epoch``, ``loss``, ``first_sample`` (place in the epoch's order), ``indices`` (of the samples in the dataset, None
@@ -58,6 +58,7 @@ def save_bad_batch(s: Session, *, step: int, loss: float, is_kept: bool = True) 
     the whole batches, and all call this.
 
     Args:
+        step: One of the epoch under way.
         is_kept: Whether they are stored; else they are only looked at.
     """
     world, found = s.run.world, ("", "")

@@ -73,3 +73,8 @@ class Executor(Protocol):
 def name_mark(experiment: Experiment) -> str:
     """Return the mark of an experiment's newest attempt; no other attempt of any lab has it."""
     return f"{experiment.id}/{experiment.attempt}/{(experiment.fence or '')[:16]}"
+
+
+def name_job(mark: str) -> str:
+    """Return the name of an attempt's job, by which an engine finds it."""
+    return f"fulltilt-{mark.replace('/', '-')}"

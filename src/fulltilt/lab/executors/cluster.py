@@ -22,19 +22,14 @@ from fulltilt.errors import UsageError
 from fulltilt.hardware.devices import read_package_version
 from fulltilt.hardware.proctree import find_marked, kill_marked
 from fulltilt.records.run_folder import write_secret
+from fulltilt.web.listening import WILDCARDS
 
 HEAD, SECRET, LOG = "ray.json", "ray-token", "ray.txt"  # in the folder of a lab, the latter two in a machine's too
 MARK = "FULLTILT_RAY"  # in the environment of Ray's own processes
 PYTHON = "FULLTILT_PYTHON"  # what runs attempts
 RESOURCE = "fulltilt:"  # a device of a machine is Ray's resource ``fulltilt:MACHINE:DEVICE``, of which there is one
 OBJECT_STORE_BYTES = 80_000_000  # about the least that Ray takes; attempts keep nothing there
-KEPT_BACK = (
-    "FULLTILT_LAB_TOKEN",
-    "RAY_ADDRESS",
-    "RAY_AUTH_TOKEN",
-    "CUDA_VISIBLE_DEVICES",
-)  # of this process's environment
-WILDCARDS = ("0.0.0.0", "::", "")
+KEPT_BACK = ("FULLTILT_LAB_TOKEN", "RAY_ADDRESS", "RAY_AUTH_TOKEN", "CUDA_VISIBLE_DEVICES")  # of our own environment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +134,7 @@ def read_end_of_log(folder: Path) -> str:
 
 def find_ip(host: str) -> str:
     """Return the address of this machine under which others reach it, for an address that a server listens at."""
-    if host not in WILDCARDS:
+    if host not in ("", *WILDCARDS):
         return socket.gethostbyname(host)
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
         trial.connect(("198.51.100.1", 9))  # sends nothing: it says which interface leads outside

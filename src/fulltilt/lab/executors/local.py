@@ -51,17 +51,12 @@ def build_slots(pool: str | int | Sequence[int], nvml: Nvml | None = None) -> li
         resolve_device(name, nvml)
     with contextlib.closing(RealNvml()) if nvml is None else contextlib.nullcontext(nvml) as library:
         visible = read_visible_devices(library)
-    return [
-        Slot(
-            name=f"cuda:{number}",
-            device="cuda:0",
-            environ={
-                "CUDA_VISIBLE_DEVICES": visible[number].uuid or str(visible[number].index),
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            },
-        )
-        for number in (range(len(visible)) if numbers is None else numbers)
-    ]
+    slots = []
+    for number in range(len(visible)) if numbers is None else numbers:
+        environ = {"CUDA_VISIBLE_DEVICES": visible[number].uuid or str(visible[number].index)}
+        environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        slots.append(Slot(name=f"cuda:{number}", device="cuda:0", environ=environ))
+    return slots
 
 
 def build_cpu_slots(numbers: Sequence[int]) -> list[Slot]:
@@ -99,12 +94,8 @@ class LocalExecutor:
         if order.mark in self._guards:
             return order.mark
         slots = [slot for slot in self.slots if slot.name in devices]
-        environ = {
-            **os.environ,
-            **join_environs(slot.environ for slot in slots),
-            **order.to_environment(),
-            GUARD_MARK: order.mark,
-        }
+        environ = {**os.environ, **join_environs(slot.environ for slot in slots)}
+        environ |= {**order.to_environment(), GUARD_MARK: order.mark}
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
             with (self._logs / f"runner-{attempt.experiment}-{attempt.number}.txt").open("ab") as log:
@@ -128,17 +119,13 @@ class LocalExecutor:
             if experiment.node != platform.node():  # a lab on a disk that several machines share
                 seen[experiment.id] = "unknown"
                 continue
-            mark = name_mark(experiment)
-            guard = self._guards.get(mark)
-            if guard is None:  # of a server before this one
-                is_alive = bool(find_marked(f"{GUARD_MARK}={mark}"))
-            elif is_alive := guard.poll() is None:
-                pass
-            else:
-                del self._guards[mark]
+            guard = self._guards.get(mark := name_mark(experiment))  # None: of a server before this one
+            is_alive = bool(find_marked(f"{GUARD_MARK}={mark}")) if guard is None else guard.poll() is None
             if not is_alive:
                 remove_shared_segments(set(kill_marked(f"{MARK}={mark}")))
             seen[experiment.id] = "alive" if is_alive else "gone"
+        live = set(map(name_mark, experiments))  # the runners of the others told their ends; a zombie would be left
+        self._guards = {mark: each for mark, each in self._guards.items() if mark in live or each.poll() is None}
         return seen
 
     def cancel(self, experiment: Experiment, *, is_urgent: bool) -> None:
@@ -147,8 +134,10 @@ class LocalExecutor:
             kill_marked(f"{GUARD_MARK}={mark}")
             remove_shared_segments(set(kill_marked(f"{MARK}={mark}")))
             return
-        guard = self._guards.get(mark)
-        for pid in [guard.pid] if guard is not None else find_marked(f"{GUARD_MARK}={mark}")[:1]:
+        if (guard := self._guards.get(mark)) is not None:
+            guard.send_signal(signal.SIGTERM)
+            return
+        for pid in find_marked(f"{GUARD_MARK}={mark}")[:1]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 

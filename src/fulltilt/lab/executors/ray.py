@@ -16,16 +16,8 @@ from typing import Any
 import httpx2 as httpx
 
 from fulltilt.errors import UsageError
-from fulltilt.lab.executors import AwayError, Place, RefusedError, Seen, name_mark
-from fulltilt.lab.executors.cluster import (
-    LOG,
-    MARK,
-    PYTHON,
-    RESOURCE,
-    read_end_of_log,
-    read_head,
-    start_head,
-)
+from fulltilt.lab.executors import AwayError, Place, RefusedError, Seen, name_job, name_mark
+from fulltilt.lab.executors.cluster import LOG, MARK, PYTHON, RESOURCE, read_end_of_log, read_head, start_head
 from fulltilt.lab.records import Attempt, Experiment
 from fulltilt.lab.runner.order import Order
 
@@ -94,7 +86,7 @@ class RayExecutor:
 
     def submit(self, attempt: Attempt, order: Order, node: str, devices: Sequence[str]) -> str:
         assert self._head is not None
-        name, depot = _name_job(order.mark), order.depot if "://" in (order.depot or "") else None
+        name, depot = name_job(order.mark), order.depot if "://" in (order.depot or "") else None
         order = dataclasses.replace(order, depot=depot, devices=tuple(devices))
         body = {
             "entrypoint": GUARD,
@@ -115,26 +107,23 @@ class RayExecutor:
         return f"{self._head.mark}/{name}"
 
     def poll(self, experiments: Sequence[Experiment]) -> Mapping[str, Seen]:
-        seen: dict[str, Seen] = {}
         self.read_places()
         places = None if self._places is None else {place.node for place in self._places}
+        names = {each.id: name_job(name_mark(each)) for each in experiments}
+        self._seen = {name: self._seen.get(name, (float("-inf"), "unknown")) for name in names.values()}
         for experiment in experiments:
-            name, now_s = _name_job(name_mark(experiment)), time.monotonic()
-            looked_s, found = self._seen.get(name, (float("-inf"), "unknown"))
-            if now_s - looked_s > LOOK_S:
+            name, now_s = names[experiment.id], time.monotonic()
+            if now_s - self._seen[name][0] > LOOK_S:
                 try:
-                    found = self._look(experiment, name, places)
-                except (httpx.HTTPError, KeyError, ValueError):  # nobody waits here for one after the other
-                    return {each.id: seen.get(each.id, "unknown") for each in experiments}
-                self._seen[name] = now_s, found
-            seen[experiment.id] = found
-        self._seen = {_name_job(name_mark(each)): self._seen[_name_job(name_mark(each))] for each in experiments}
-        return seen
+                    self._seen[name] = now_s, self._look(experiment, name, places)
+                except (httpx.HTTPError, KeyError, TypeError, ValueError):  # nobody waits for one after the other
+                    return dict.fromkeys(names, "unknown")
+        return {id: self._seen[name][1] for id, name in names.items()}
 
     def cancel(self, experiment: Experiment, *, is_urgent: bool) -> None:
         if is_urgent:  # else the next renewal tells the runner, which is more patient than Ray
             try:
-                self._call("POST", f"/api/jobs/{_name_job(name_mark(experiment))}/stop")
+                self._call("POST", f"/api/jobs/{name_job(name_mark(experiment))}/stop")
             except httpx.HTTPError:
                 return
 
@@ -181,10 +170,6 @@ class RayExecutor:
         assert self._head is not None
         headers = {"Authorization": f"Bearer {self._head.token}"}
         return self._client.request(method, f"{self._head.dashboard}{path}", headers=headers, **options)
-
-
-def _name_job(mark: str) -> str:
-    return f"fulltilt-{mark.replace('/', '-')}"
 
 
 def _read_places(nodes: Sequence[Mapping[str, Any]]) -> list[Place]:

@@ -20,6 +20,7 @@ from fulltilt.hardware.proctree import find_marked, kill_marked, read_process
 from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.executors.cluster import MARK, RESOURCE, read_end_of_log, read_versions, start_ray
 from fulltilt.lab.executors.local import Slot, build_cpu_slots
+from fulltilt.lab.runner.link import read_error, trust
 from fulltilt.lab.runner.order import Machine
 from fulltilt.records.run_folder import write_secret
 from fulltilt.report.readings import build_entry, list_lines
@@ -50,14 +51,11 @@ class RayNode:
         self, *, url: str, name: str, boot: str, folder: Path, slots: Sequence[Slot], authority: Path | None = None
     ):
         self.name, self._boot, self._folder, self._slots = name, boot, folder, slots
-        self._client = httpx.Client(
-            base_url=url,
-            verify=str(authority) if authority else True,
-            trust_env=False,
-        )
+        signer = authority and str(authority.resolve())
+        self._client = httpx.Client(base_url=url, verify=trust(signer), trust_env=False)
         environs = {slot.name: slot.environ for slot in slots}
         root = str((folder / "attempts").resolve())
-        self._machine = Machine(url=url, root=root, authority=authority and str(authority.resolve()), environs=environs)
+        self._machine = Machine(url=url, root=root, authority=signer, environs=environs)
         (self._mark,) = (f"{key}={value}" for key, value in self._machine.to_environment().items())
         self._nvml = RealNvml()
         self._sampler = Sampler(self._nvml, folder=folder)
@@ -82,7 +80,7 @@ class RayNode:
         except httpx.TransportError as error:
             raise UsageError(f"the lab at {self._machine.url} does not answer ({error}); is it running?") from None
         if answer.is_error:
-            raise UsageError(f"the lab does not take this machine: {_read_words(answer)}")
+            raise UsageError(f"the lab does not take this machine: {read_error(answer)}")
         found = answer.json()
         self._token = found["token"]
         write_secret(self._folder / TOKEN, self._token)
@@ -156,10 +154,3 @@ class RayNode:
     def _post(self, path: str, token: str, body: dict[str, Any], *, timeout_s: float = TELEMETRY_S) -> httpx.Response:
         headers = {"Authorization": f"Bearer {token}"}
         return self._client.post(path, json=body, headers=headers, timeout=timeout_s)
-
-
-def _read_words(answer: httpx.Response) -> str:
-    with contextlib.suppress(ValueError):
-        said = answer.json()
-        return str(said.get("error") or said.get("detail") or said)
-    return f"{answer.status_code} {answer.text[:200]}"

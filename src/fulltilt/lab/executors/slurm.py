@@ -14,18 +14,17 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from fulltilt.errors import UsageError
-from fulltilt.lab.executors import AwayError, Place, RefusedError, Seen, name_mark
+from fulltilt.lab.executors import AwayError, Place, RefusedError, Seen, name_job, name_mark
+from fulltilt.lab.executors.local import GUARD
 from fulltilt.lab.records import Attempt, Experiment
 from fulltilt.lab.runner.order import Order
 
-GUARD = (sys.executable, "-m", "fulltilt.lab.runner.guard")
 TIMEOUT_S = 30.0
 FRESH_S = 2.0  # how long an answer serves: a slurmctld has others to answer
 AWAY_S = 10.0  # how long nothing is asked of one that did not answer
@@ -69,7 +68,7 @@ class SlurmExecutor:
             return []
 
     def submit(self, attempt: Attempt, order: Order, node: str, devices: Sequence[str]) -> str:
-        name, jobs, found = _name_job(order.mark), self._jobs.get(), self._nodes.get().get(node)
+        name, jobs, found = name_job(order.mark), self._jobs.get(), self._nodes.get().get(node)
         if name in jobs:
             return name
         if found is None:
@@ -103,10 +102,10 @@ class SlurmExecutor:
             jobs = self._jobs.get()
         except AwayError:
             return {experiment.id: "unknown" for experiment in experiments}
-        return {each.id: _judge(jobs.get(_name_job(name_mark(each)))) for each in experiments}
+        return {each.id: _judge(jobs.get(name_job(name_mark(each)))) for each in experiments}
 
     def cancel(self, experiment: Experiment, *, is_urgent: bool) -> None:
-        name = _name_job(name_mark(experiment))
+        name = name_job(name_mark(experiment))
         try:
             jobs = self._jobs.get()
             if _judge(state := jobs.get(name)) == "gone" or state == ENDING:
@@ -159,11 +158,12 @@ class _Fresh(Generic[T]):
 
     def get(self) -> T:
         """Return the answer. Raises AwayError where there is none."""
-        if self._value is None or time.monotonic() > self._until_s:
+        value = self._value  # once: another thread may ask anew
+        if value is None or time.monotonic() > self._until_s:
             return self.read()
-        if isinstance(self._value, AwayError):
-            raise self._value
-        return self._value
+        if isinstance(value, AwayError):
+            raise value
+        return value
 
     def read(self) -> T:
         """Ask anew."""
@@ -172,9 +172,9 @@ class _Fresh(Generic[T]):
             self._until_s = time.monotonic() + FRESH_S
             return value
         except RefusedError as error:
-            self._value = AwayError(str(error))
+            self._value = away = AwayError(str(error))
             self._until_s = time.monotonic() + AWAY_S
-            raise self._value from error
+            raise away from error
 
 
 def _read_jobs() -> dict[str, str]:
@@ -210,7 +210,3 @@ def _run(*command: str, environment: Mapping[str, str] | None = None) -> list[st
 
 def _count_gpus(gres: str) -> int:
     return sum(int(number) for number in GPUS.findall(gres))
-
-
-def _name_job(mark: str) -> str:
-    return f"fulltilt-{mark.replace('/', '-')}"

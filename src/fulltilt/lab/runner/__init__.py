@@ -1,1 +1,1 @@
-"""Run one attempt on the node that an engine chose: train, renew the lease, ship what comes of it, end in time."""
+"""Run one attempt on its node: train, renew the lease, ship what comes of it, end in time."""

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.errors import StorageError, UsageError
+from fulltilt.hardware import resolve_device
 from fulltilt.hardware.proctree import build_death_wish, kill_marked
 from fulltilt.lab.runner.guard import FENCED, Deadline, read_clock_s
-from fulltilt.lab.runner.link import FencedError, Link, UnreachableError
+from fulltilt.lab.runner.link import FencedError, Link, RejectedError, UnreachableError
 from fulltilt.lab.runner.order import MARK, Order
 from fulltilt.lab.runner.renewal import Renewal
 from fulltilt.lab.runner.shipping import CHECKPOINTS, Shipping, list_result_files
@@ -25,7 +26,7 @@ from fulltilt.lab.snapshot import unpack_code
 
 TRAIN = (sys.executable, "-m", "fulltilt", "train")
 TURN_S = 0.1
-RETRY_S = 1.0
+RETRY_S, N_TRIES = 1.0, 2  # what the server does not take is sent so often
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 FULL_BYTES = 1 << 20  # with less a disk is full
 MISSING = re.compile(r"\bno module\b|\bimporting \S+ failed", re.IGNORECASE)
@@ -110,14 +111,20 @@ class _Attempt:
         if self._shipping is not None:
             self._shipping.finish()
         files = [*list_result_files(self._out_dir), self._result] if end.outcome == "succeeded" else []
+        n_left = N_TRIES
         while True:  # until the guard ends this
             try:
                 sent = [self._link.send(file) for file in files]
                 if self._link.finish(end, sent) == "succeeded":
                     shutil.rmtree(self._out_dir, ignore_errors=True)  # the lab has it
                 break
+            except RejectedError as error:
+                n_left -= 1
+                if not n_left:
+                    end, files = End(outcome="user_error", reason=f"its result is not taken: {error}"), []
             except UnreachableError:
-                time.sleep(RETRY_S)
+                pass
+            time.sleep(RETRY_S)
         shutil.rmtree(self._notes, ignore_errors=True)
 
     def _watch(self, process: subprocess.Popen[bytes], renewal: Renewal, stop: Sequence[int]) -> bool:
@@ -146,7 +153,7 @@ class _Attempt:
         folder = self._root / "code" / code["digest"]
         if not folder.exists():
             archive = folder.with_suffix(f".{os.getpid()}.tar")
-            self._link.fetch(code["digest"], archive)
+            self._fetch(code["digest"], archive)
             unpack_code(archive, folder, beside=Path(code["root"]))
             archive.unlink()
         return folder / code["entry"]
@@ -161,11 +168,18 @@ class _Attempt:
             try:
                 for file in self._task["checkpoints"]:
                     if file["attempt"] == number and file["name"] in CHECKPOINTS:
-                        self._link.fetch(file["digest"], self._out_dir / file["name"])
+                        self._fetch(file["digest"], self._out_dir / file["name"])
                 return
             except StorageError as error:  # damaged: the one before has to do
                 if isinstance(error.__cause__, OSError):  # there is no room for it: the next node starts from it
                     raise
+
+    def _fetch(self, digest: str, target: Path) -> None:
+        while True:  # until the guard ends this
+            try:
+                return self._link.fetch(digest, target)
+            except UnreachableError:
+                time.sleep(RETRY_S)
 
     def _build_environment(self, source: Path) -> dict[str, str]:
         """Put the folders of the code that was submitted before those where this node has some of its own."""
@@ -176,7 +190,7 @@ class _Attempt:
 
     def _build_command(self, source: Path) -> list[str]:
         command = [*(self._order.command or TRAIN), str(source), *self._task["words"]]
-        command += _choose_devices(self._order.device, self._task["n_devices"])
+        command += _choose_devices(self._task["n_devices"])
         return [*command, "--resume", "--out", str(self._out_dir), "--json", str(self._result)]
 
 
@@ -186,13 +200,9 @@ def _find_root(order: Order) -> Path:
     return Path(own).expanduser() / "fulltilt" / order.root
 
 
-def _choose_devices(device: str | None, n_devices: int) -> list[str]:
-    """Return the words for what the engine gave: the GPUs that are visible, or so many processes on the CPU."""
-    if device is None:
-        from fulltilt.hardware import resolve_device
-
-        device = "cpu" if resolve_device("auto") == "cpu" else "cuda"
-    if device == "cpu":
+def _choose_devices(n_devices: int) -> list[str]:
+    """Return the words for what the engine gave: the visible GPUs, or as many processes on the CPU."""
+    if resolve_device("auto") == "cpu":
         return ["run.device=cpu", *([f"run.n_ranks={n_devices}"] if n_devices > 1 else [])]
     return [f"run.device={json.dumps(list(range(n_devices))) if n_devices > 1 else 'cuda:0'}"]
 

@@ -10,17 +10,11 @@ import json
 import mmap
 import os
 import signal
-import struct
 import sys
 import time
 from types import FrameType
 
-from fulltilt.hardware.proctree import (
-    become_subreaper,
-    kill_marked,
-    remove_shared_segments,
-    set_death_signal,
-)
+from fulltilt.hardware.proctree import become_subreaper, kill_marked, remove_shared_segments, set_death_signal
 from fulltilt.lab.runner.order import MARK, Order, take_order
 
 TURN_S = 0.2
@@ -37,15 +31,15 @@ class Deadline:
     """The time until which an attempt may live, in memory that guard and runner share."""
 
     def __init__(self, at_s: float):
-        self._memory = mmap.mmap(-1, 8)
+        # One aligned word: the other process reads the old value or the new one.
+        self._word = ctypes.c_double.from_buffer(mmap.mmap(-1, 8))
         self.move(at_s)
 
     def move(self, at_s: float) -> None:
-        # One aligned word: the other process reads the old value or the new one.
-        ctypes.c_double.from_buffer(self._memory).value = at_s
+        self._word.value = at_s
 
     def read(self) -> float:
-        return struct.unpack("d", self._memory[:8])[0]
+        return self._word.value
 
 
 def main() -> int:

@@ -1,7 +1,10 @@
 """Speak to the lab's server for one attempt: the only file of the runner that knows HTTP."""
 
 import contextlib
+import dataclasses
 import hashlib
+import json
+import math
 import os
 import ssl
 from collections.abc import Iterator, Sequence
@@ -10,7 +13,7 @@ from typing import Any
 
 import httpx2 as httpx
 
-from fulltilt.errors import StorageError
+from fulltilt.errors import StorageError, UsageError
 from fulltilt.lab.depot import PIECE_BYTES, Depot, write_verified
 from fulltilt.lab.records import Artefact
 from fulltilt.lab.runner.order import Order
@@ -18,8 +21,8 @@ from fulltilt.lab.scheduling.ends import End
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0  # beyond what the server was asked to wait
-FENCED = 409
-NO_ROOM = 507
+FENCED = (401, 403, 409)  # the token is not known any more, or the attempt is over
+REJECTED = (400, 413, 422)
 
 
 class FencedError(Exception):
@@ -30,9 +33,28 @@ class UnreachableError(Exception):
     """The server cannot be reached, or cannot answer now; that says nothing about the attempt."""
 
 
+class RejectedError(UnreachableError):
+    """The server does not take what was sent, and will hardly take the same later."""
+
+
 def trust(authority: str | None) -> ssl.SSLContext | bool:
-    """Return whom to trust: the authority of a PEM file and nobody else; None: whom the machine trusts."""
-    return True if authority is None else ssl.create_default_context(cafile=authority)
+    """Return whom to trust: the authority of a PEM file and nobody else; None: whom the machine trusts.
+
+    Raises:
+        UsageError: it is no such file.
+    """
+    try:
+        return True if authority is None else ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise UsageError(f"{authority} cannot be used ({error}); name the PEM file of a certificate") from None
+
+
+def read_error(answer: httpx.Response) -> str:
+    """Return the words in which a server refused something."""
+    with contextlib.suppress(ValueError, AttributeError):
+        if said := answer.json().get("error") or answer.json().get("detail"):
+            return said if isinstance(said, str) else json.dumps(said)
+    return f"the server answered {answer.status_code}: {answer.text[:200]}"
 
 
 class Link:
@@ -48,11 +70,8 @@ class Link:
         )
         self._depot = Depot(order.depot) if order.depot else None
 
-    def close(self) -> None:
-        self._client.close()
-
-    def greet(self, *, node: str, pid: int) -> dict[str, Any]:
-        return self._post("hello", {"node": node, "pid": pid})
+    def greet(self, *, pid: int) -> dict[str, Any]:
+        return self._post("hello", {"pid": pid})
 
     def renew(self, *, wait_s: float) -> str | None:
         """Renew the lease; the answer comes when somebody wants something of the attempt, or after ``wait_s``."""
@@ -82,16 +101,22 @@ class Link:
         with _explain(), self._client.stream("GET", f"/runner/files/{digest}") as answer:
             if answer.status_code == httpx.codes.NOT_FOUND:
                 raise StorageError(f"the server holds no file {digest}")
-            answer.raise_for_status()
+            if answer.is_error:
+                answer.read()
+                _read(answer)
             write_verified(answer.iter_bytes(PIECE_BYTES), digest, target)
 
     def commit_checkpoint(self, files: Sequence[Artefact]) -> None:
-        self._post("checkpoint", {"files": _list(files)})
+        self._post("checkpoint", {"files": list(map(dataclasses.asdict, files))})
 
     def finish(self, end: End, files: Sequence[Artefact]) -> str:
         """Say how the attempt ended and return the state of its experiment."""
-        said = {"outcome": end.outcome, "reason": end.reason, "metrics": dict(end.metrics), "files": _list(files)}
-        return self._post("finish", said)["state"]
+        metrics = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
+            for name, value in end.metrics.items()
+        }
+        said = {"outcome": end.outcome, "reason": end.reason, "metrics": metrics}
+        return self._post("finish", said | {"files": list(map(dataclasses.asdict, files))})["state"]
 
     def _upload(self, path: Path) -> Artefact:
         with path.open("rb") as stream, _explain():
@@ -106,17 +131,10 @@ class Link:
             return _read(self._client.post(f"/runner/{what}", json=body, **options))
 
 
-def _list(files: Sequence[Artefact]) -> list[dict[str, Any]]:
-    return [{"name": file.name, "digest": file.digest, "n_bytes": file.n_bytes} for file in files]
-
-
 def _read(answer: httpx.Response) -> dict[str, Any]:
-    if answer.status_code == FENCED:
-        raise FencedError(answer.json().get("error", ""))
-    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        raise FencedError("the token is not known any more")
     if answer.is_error:
-        raise UnreachableError(f"the server answered {answer.status_code}: {answer.text[:200]}")
+        kind = FencedError if answer.status_code in FENCED else UnreachableError
+        raise (RejectedError if answer.status_code in REJECTED else kind)(read_error(answer))
     return answer.json()
 
 
@@ -124,5 +142,5 @@ def _read(answer: httpx.Response) -> dict[str, Any]:
 def _explain() -> Iterator[None]:
     try:
         yield
-    except (httpx.TransportError, httpx.HTTPStatusError) as error:
+    except httpx.TransportError as error:
         raise UnreachableError(f"{type(error).__name__}: {error}") from error

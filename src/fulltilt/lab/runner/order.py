@@ -1,4 +1,4 @@
-"""Define the order that starts an attempt on a node: who it is for, and where to ask what to do."""
+"""Define the order that starts an attempt: who it is for, and where to ask what to do."""
 
 import base64
 import dataclasses
@@ -20,7 +20,6 @@ class Order:
         mark: Names the attempt in the environment of its processes.
         root: Folder of the node for what its attempts write; one that is not absolute lies below the node's own.
         depot: URI of the depot, where the node reaches it itself; None: files go through the server.
-        device: ``cpu`` or ``cuda``; None: what the node has.
         command: Trains; it takes the arguments of ``fulltilt train``. Empty: fulltilt itself.
         authority: PEM file of who signed the server's certificate; None: who the machine trusts.
         devices: Names of those it gets, where the machine says what they are; else the executor has seen to that.
@@ -32,7 +31,6 @@ class Order:
     node: str
     root: str
     depot: str | None = None
-    device: str | None = None
     command: tuple[str, ...] = ()
     authority: str | None = None
     devices: tuple[str, ...] = ()

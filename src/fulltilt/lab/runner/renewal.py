@@ -1,4 +1,4 @@
-"""Renew the lease of an attempt in a thread of its own, so that no upload and no slow disk can delay it."""
+"""Renew the lease of an attempt in a thread of its own, which no upload delays."""
 
 import os
 import threading
@@ -37,7 +37,7 @@ class Renewal:
         while True:
             sent_s = read_clock_s()
             try:
-                self._task = self._link.greet(node=self._order.node, pid=os.getpid())
+                self._task = self._link.greet(pid=os.getpid())
                 break
             except UnreachableError:
                 time.sleep(RETRY_S)

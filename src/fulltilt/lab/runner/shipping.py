@@ -6,10 +6,11 @@ is away they wait in the files themselves.
 
 import math
 import threading
+import time
 from pathlib import Path
 
 from fulltilt.lab.records import is_plain_name
-from fulltilt.lab.runner.link import FencedError, Link, UnreachableError
+from fulltilt.lab.runner.link import FencedError, Link, RejectedError, UnreachableError
 from fulltilt.lab.runner.renewal import Renewal
 from fulltilt.records.run_folder import drop_torn_line
 
@@ -57,8 +58,10 @@ class Shipping:
                 if is_last:
                     return
                 self._is_over.wait(TURN_S)
+            except RejectedError:  # a checkpoint is too large: the result meets the same, and says so
+                self._sent = _identify(self._out_dir / CHECKPOINT)
             except UnreachableError:
-                threading.Event().wait(RETRY_S)
+                time.sleep(RETRY_S)
             except FencedError:
                 self._renewal.is_fenced = True
 
@@ -69,7 +72,7 @@ class Shipping:
             for _ in range(PIECES_A_TURN):
                 if not (piece := stream.read()):
                     break
-                stream.move(self._link.append(stream.name, stream.n_sent, piece))
+                stream.n_sent = self._link.append(stream.name, stream.n_sent, piece)
             else:
                 has_more = True
         found = _identify(self._out_dir / CHECKPOINT)
@@ -97,9 +100,6 @@ class _Stream:
                 return stream.read(int(min(PIECE_BYTES, n_left)))
         except FileNotFoundError:
             return b""
-
-    def move(self, n_there: int) -> None:
-        self.n_sent = n_there
 
 
 def list_result_files(out_dir: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Judge the end of a training from its exit code, its result file and whether it was asked to stop. Pure."""
+"""Judge the end of a training from its exit code, its result file and what was asked of it. Pure."""
 
 import dataclasses
 import json

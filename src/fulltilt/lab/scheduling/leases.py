@@ -6,6 +6,7 @@ could not be heard is no sign of death.
 """
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterable
 
 from fulltilt.lab.records import Attempt
@@ -29,28 +30,35 @@ class Term:
 
 
 class Leases:
-    """Holds when each live attempt was last heard of."""
+    """Holds when each live attempt was last heard of. All threads of a server use it."""
 
     def __init__(self, term: Term, clock: Callable[[], float]):
-        self._term, self._clock = term, clock
+        self._term, self._clock, self._turn = term, clock, threading.Lock()
         self._heard_s: dict[Attempt, float] = {}
         self._turned_s = clock()
 
     def renew(self, attempt: Attempt) -> None:
-        self._heard_s[attempt] = self._clock()
+        with self._turn:
+            self._heard_s[attempt] = self._clock()
 
     def forget(self, attempt: Attempt) -> None:
-        self._heard_s.pop(attempt, None)
+        with self._turn:
+            self._heard_s.pop(attempt, None)
 
     def list_stale(self) -> set[Attempt]:
-        now_s = self._clock()
-        return {attempt for attempt, heard_s in self._heard_s.items() if now_s - heard_s > STALE_S}
+        return set(self._list_silent(STALE_S))
 
     def turn(self, live: Iterable[Attempt]) -> list[Attempt]:
         """Take note of a turn of the server's loop → the live attempts whose lease has run out."""
-        now_s, live = self._clock(), set(live)
-        if now_s - self._turned_s > STALL_PART * self._term.ttl_s:
-            self._heard_s = dict.fromkeys(self._heard_s, now_s)
-        self._turned_s = now_s
-        self._heard_s = {attempt: self._heard_s.get(attempt, now_s) for attempt in live}
-        return [attempt for attempt, heard_s in self._heard_s.items() if now_s - heard_s > self._term.ttl_s]
+        with self._turn:
+            now_s = self._clock()
+            if now_s - self._turned_s > STALL_PART * self._term.ttl_s:
+                self._heard_s = {}
+            self._turned_s = now_s
+            self._heard_s = {attempt: self._heard_s.get(attempt, now_s) for attempt in live}
+        return self._list_silent(self._term.ttl_s)
+
+    def _list_silent(self, seconds: float) -> list[Attempt]:
+        with self._turn:
+            now_s = self._clock()
+            return [attempt for attempt, heard_s in self._heard_s.items() if now_s - heard_s > seconds]

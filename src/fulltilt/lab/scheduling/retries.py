@@ -8,7 +8,6 @@ MOST_LOST = 5  # ends in a row that are not the experiment's fault, before someb
 MOST_BAD = 2  # such ends in a row on one machine, of different experiments
 FIRST_DELAY_S, LONGEST_DELAY_S = 2.0, 300.0
 NOT_ITS_FAULT = ("lost", "infra_refused")
-AGAIN = ("preempted", *NOT_ITS_FAULT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +43,7 @@ def choose_sequel(outcome: str, *, wish: str | None, n_lost: int, draw: float) -
 
 
 def judge_node(node: Node, outcome: str, experiment: str) -> tuple[int, str | None]:
-    """Return the number of bad ends in a row of a machine after this one, and the experiment of the last."""
+    """Return how many bad ends in a row a machine has after this one, and whose the last was."""
     if outcome not in NOT_ITS_FAULT:
         return 0, None
     return (node.n_bad if node.last_bad == experiment else node.n_bad + 1), experiment

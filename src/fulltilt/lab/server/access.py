@@ -1,4 +1,4 @@
-"""Decide who may do what: a token and a role for every route, and no request that another site made.
+"""Decide who may do what: every route has a role, and no other site makes a request.
 
 A route says its role by ``Depends(allow("read"))``; a test refuses one that does not. A browser has the token in a
 cookie that no other site can send along; everything else sends it in the Authorization header.
@@ -13,8 +13,8 @@ from typing import Annotated
 from fastapi import Depends, HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 
+from fulltilt.lab.lab import Lab
 from fulltilt.lab.records import Attempt, Token
-from fulltilt.lab.store import Store
 
 COOKIE = "fulltilt_lab"
 ROLES = {"read": ("read", "submit", "admin"), "submit": ("submit", "admin"), "admin": ("admin",)}
@@ -32,7 +32,7 @@ def allow(role: str) -> Callable[..., Token | None]:
         token = _read_token(request)
         if token is None:
             raise HTTPException(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
-        found = _find(request, token)
+        found = find_token(request, token)
         if found is None:
             raise HTTPException(401, "the token is not known, or has expired", {"WWW-Authenticate": "Bearer"})
         if found.role not in ROLES[role]:
@@ -43,13 +43,23 @@ def allow(role: str) -> Callable[..., Token | None]:
     return check
 
 
-def find_role(request: Request, token: str) -> str | None:
-    """Return the role that a token gives; None: it is not known."""
-    found = _find(request, token) if token else None
-    return found and found.role
+Reader = Annotated[Token, Depends(allow("read"))]
+Submitter = Annotated[Token, Depends(allow("submit"))]
+Owner = Annotated[Token, Depends(allow("admin"))]
 
 
-class Patience:
+def get_lab(request: Request) -> Lab:
+    return request.app.state.lab
+
+
+def find_token(request: Request, token: str) -> Token | None:
+    """Return what a token allows; None: it is not known."""
+    if hmac.compare_digest(token.encode(), request.app.state.token.encode()):
+        return Token(role="admin", label="owner")
+    return get_lab(request).store.find_token(token)
+
+
+class Guesses:
     """Counts wrong tokens of each address, and asks for a pause when there are many."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -69,7 +79,7 @@ class Patience:
 
 async def find_attempt(request: Request) -> Attempt:
     """Return the attempt whose runner asks. Raises HTTPException where the token is nobody's."""
-    token, store = _read_token(request) or "", request.app.state.lab.store
+    token, store = _read_token(request) or "", get_lab(request).store
     found = store.known.get(token) or await run_in_threadpool(store.find_attempt, token)
     if found is None:
         raise HTTPException(401, "the token is no attempt's", {"WWW-Authenticate": "Bearer"})
@@ -86,10 +96,3 @@ def _read_token(request: Request) -> str | None:
     if kind.lower() == "bearer" and token:
         return token.strip()
     return request.cookies.get(COOKIE)
-
-
-def _find(request: Request, token: str) -> Token | None:
-    if hmac.compare_digest(token.encode(), request.app.state.token.encode()):
-        return Token(role="admin", label="owner")
-    store: Store = request.app.state.lab.store
-    return store.find_token(token)

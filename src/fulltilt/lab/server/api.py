@@ -1,20 +1,21 @@
 """The routes of people and their commands: JSON in, JSON out."""
 
+import dataclasses
 import re
 import secrets
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from fulltilt._version import __version__
 from fulltilt.errors import UsageError
 from fulltilt.lab import listing, operations, retention
-from fulltilt.lab.lab import Heard, Lab, open_stream
-from fulltilt.lab.points import find_axes
-from fulltilt.lab.records import Attempt, Code, Token
+from fulltilt.lab.lab import open_stream
+from fulltilt.lab.operations import ACTIONS
+from fulltilt.lab.records import Attempt, Code
 from fulltilt.lab.redaction import redact
-from fulltilt.lab.server.access import allow
+from fulltilt.lab.server.access import Owner, Reader, Submitter, get_lab
 from fulltilt.lab.server.bodies import MOST_FILE_BYTES, Digest, stream_file, write_body
 from fulltilt.lab.states import OVER, STATES
 from fulltilt.records import VERSION
@@ -24,15 +25,6 @@ MOST_TEXT = 1 << 20  # characters of a configuration
 LABEL = re.compile(r"[\w.@-]{1,64}")
 MOST_INT = 2**62  # that a database and a file can count to
 LOG_BYTES = 1 << 20  # of a log in one answer
-ACTIONS = {
-    "cancel": operations.cancel,
-    "pause": operations.pause,
-    "resume": operations.resume,
-    "retry": operations.retry,
-}
-Reader = Annotated[Token, Depends(allow("read"))]
-Submitter = Annotated[Token, Depends(allow("submit"))]
-Owner = Annotated[Token, Depends(allow("admin"))]
 
 
 class SentCode(BaseModel):
@@ -113,10 +105,7 @@ def show_experiment(request: Request, token: Reader, id: str, reveal: bool = Fal
         "version": VERSION,
         "experiment": listing.build_entry(lab.folder, found) | plain,
         "attempts": hide(lab.store.read_attempts(found.id)),
-        "events": [
-            {"arrow": event.arrow, "state": event.state, "attempt": event.attempt, "time_s": event.time_s}
-            for event in lab.store.read_events(experiment=found.id)
-        ],
+        "events": list(map(dataclasses.asdict, lab.store.read_events(experiment=found.id))),
         "config": hide(work.config),
         "source": str(work.source),
         "files": sorted(artefact.name for artefact in lab.store.read_artefacts(found.id)),
@@ -139,7 +128,7 @@ def read_log(
         with open_stream(lab.folder, Attempt(experiment=found.id, number=attempt), stream) as file:
             file.seek(offset)
             data = file.read(LOG_BYTES)
-    except FileNotFoundError:
+    except OSError:  # it is not there, or no file is so long
         data = b""
     return Response(data, media_type="application/octet-stream")
 
@@ -164,11 +153,7 @@ def list_events(request: Request, token: Reader, after: Annotated[int, Query(ge=
     ids = {event.experiment for event in events}
     found = [each for id in ids for each in lab.store.read_experiments(id=id)]
     return {
-        "events": [
-            {"seq": event.seq, "experiment": event.experiment, "attempt": event.attempt, "arrow": event.arrow}
-            | {"state": event.state, "time_s": event.time_s}
-            for event in events
-        ],
+        "events": list(map(dataclasses.asdict, events)),
         "experiments": {each.id: listing.build_entry(lab.folder, each) for each in found},
     }
 
@@ -190,23 +175,16 @@ def submit(request: Request, token: Submitter, body: Submission) -> dict[str, An
     code = None if body.code is None else Code(**body.code.model_dump())
     if code is not None and not lab.depot.has(code.digest):
         raise UsageError(f"the code {code.digest} is not in the depot; send it first")
-    grid, ids, n_new = operations.submit(
-        lab,
-        source=body.source,
-        text=body.text,
-        overrides=body.overrides,
-        owner=body.owner or token.label,
-        priority=body.priority,
-        code=code,
-        rooms=request.app.state.read_rooms(),
-    )
+    given = body.model_dump(include={"source", "text", "overrides", "priority"})
+    rooms, owner = request.app.state.read_rooms(), body.owner or token.label
+    grid, ids, n_new = operations.submit(lab, **given, owner=owner, code=code, rooms=rooms)
     if body.retry:
         mine = set(ids)
         for found in lab.store.read_experiments(states=("failed", "cancelled")):
             if found.id in mine:
-                operations.retry(lab, found.id)
+                operations.act(lab, "retry", found.id)
     sweep = operations.find(lab, ids[0]).sweep
-    return {"ids": ids, "sweep": sweep, "n_new": n_new, "axes": find_axes(grid)}
+    return {"ids": ids, "sweep": sweep, "n_new": n_new, "axes": list(grid.points[0].values)}
 
 
 @router.post("/experiments/{id}/priority")
@@ -220,7 +198,7 @@ def prioritise(request: Request, token: Submitter, id: str, body: Priority) -> d
 @router.post("/experiments/{id}/{action}")
 def act(request: Request, token: Submitter, id: str, action: Literal[*ACTIONS]) -> dict[str, Any]:  # type: ignore[valid-type]
     lab = get_lab(request)
-    return listing.build_entry(lab.folder, ACTIONS[action](lab, id))
+    return listing.build_entry(lab.folder, operations.act(lab, action, id))
 
 
 @router.delete("/experiments/{id}")
@@ -238,21 +216,12 @@ def release_node(request: Request, token: Submitter, name: str) -> dict[str, Any
 @router.get("/nodes")
 def list_nodes(request: Request, token: Reader) -> dict[str, Any]:
     lab = get_lab(request)
-    return {
-        "nodes": [
-            {"name": node.name, "devices": node.devices, "versions": node.versions, "seen_s": node.seen_s}
-            | {"n_bad": node.n_bad}
-            | _describe_heard(lab.machines.get(node.name))
-            for node in lab.store.read_nodes()
-        ]
-    }
-
-
-def _describe_heard(heard: Heard | None) -> dict[str, Any]:
-    """Return what a machine of a cluster said last, and when."""
-    if heard is None:
-        return {}
-    return {"sample": heard.sample, "age_s": heard.read_age_s(), "is_leaving": heard.is_leaving}
+    nodes: list[dict[str, Any]] = []
+    for node in lab.store.read_nodes():
+        nodes.append({name: getattr(node, name) for name in ("name", "devices", "versions", "seen_s", "n_bad")})
+        if (heard := lab.machines.get(node.name)) is not None:  # of a cluster
+            nodes[-1] |= {"sample": heard.sample, "age_s": heard.read_age_s(), "is_leaving": heard.is_leaving}
+    return {"nodes": nodes}
 
 
 @router.get("/tokens")
@@ -280,9 +249,4 @@ def remove_tokens(request: Request, token: Owner, label: str) -> dict[str, int]:
 
 @router.post("/prune")
 def prune(request: Request, token: Owner, body: Pruning) -> dict[str, Any]:
-    found = {"older_than_s": body.older_than_s, "states": body.states, "is_dry_run": body.is_dry_run}
-    return retention.prune(get_lab(request), **found)
-
-
-def get_lab(request: Request) -> Lab:
-    return request.app.state.lab
+    return retention.prune(get_lab(request), **body.model_dump())

@@ -4,7 +4,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
@@ -17,7 +17,7 @@ from fulltilt.lab.lab import Lab
 from fulltilt.lab.reception import FencedError
 from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.server import api, live, metrics, pages, runner_api, worker_api
-from fulltilt.lab.server.access import Patience, allow
+from fulltilt.lab.server.access import Guesses
 from fulltilt.lab.server.bodies import MOST_BODY_BYTES
 from fulltilt.lab.store import StaleAttemptError
 from fulltilt.web.gate import Gate
@@ -48,19 +48,9 @@ def build_app(
     app = FastAPI(title="fulltilt lab", max_body_size=MOST_BODY_BYTES, **nothing)
     app.state.lab, app.state.token, app.state.read_rooms, app.state.is_closing = lab, token, read_rooms, False
     app.state.sampler, app.state.here, app.state.invite = sampler, platform.node(), invite
-    app.state.patience, app.state.n_listeners, app.state.n_priorities = Patience(), 0, 0
-    app.include_router(runner_api.router)  # first: those are the most frequent calls
-    app.include_router(api.router)
-    app.include_router(pages.router)
-    app.include_router(live.router)
-    app.include_router(metrics.router)
-    app.include_router(worker_api.router)
-
-    @app.get("/healthz", dependencies=[Depends(allow("anyone"))])
-    def read_health() -> dict[str, str]:
-        lab.store.read_last_event()
-        return {"status": "ok"}
-
+    app.state.guesses, app.state.n_listeners, app.state.n_priorities = Guesses(), 0, 0
+    for part in (runner_api, api, pages, live, metrics, worker_api):  # the most frequent calls come first
+        app.include_router(part.router)
     for kind, status in ((FencedError, 409), (StaleAttemptError, 409), (UsageError, 422), (StorageError, 507)):
         app.add_exception_handler(kind, _build_handler(status))
     app.add_exception_handler(ClientDisconnect, _build_handler(400))  # a runner was killed: that is no fault here

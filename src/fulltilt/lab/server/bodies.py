@@ -31,7 +31,7 @@ async def write_body(request: Request, depot: Depot, digest: str) -> int:
 
 
 def stream_file(depot: Depot, digest: str, *, name: str | None = None) -> StreamingResponse:
-    """Answer with a stored file, a piece at a time; with a name as an attachment, which no browser opens as a page."""
+    """Answer with a stored file, by pieces; with a name no browser opens it as a page."""
     stream = depot.open(digest)
     headers = {"Content-Length": str(depot.measure(digest))}
     headers |= {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(name)}"} if name else {}

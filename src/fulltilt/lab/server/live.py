@@ -4,13 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
-from fulltilt.lab.lab import Lab
-from fulltilt.lab.records import Token
-from fulltilt.lab.server.access import allow
+from fulltilt.lab.server.access import Reader, get_lab
 
 router = APIRouter()
 LOOK_S = 0.5
@@ -20,18 +18,18 @@ MOST_LISTENERS = 200
 
 def read_mark(request: Request, experiment: str | None = None) -> str:
     """Return what changes whenever the lab does, or one experiment of it. A page is told from its mark on."""
-    lab: Lab = request.app.state.lab
+    store = get_lab(request).store
     if experiment is None:
-        newest = lab.store.read_last_event()
+        newest = store.read_last_event()
     else:
-        newest = max((event.seq for event in lab.store.read_events(experiment=experiment)), default=0)
+        newest = max((event.seq for event in store.read_events(experiment=experiment)), default=0)
     return f"{newest}.{request.app.state.n_priorities}"
 
 
 @router.get("/live")
 async def listen(
     request: Request,
-    token: Annotated[Token, Depends(allow("read"))],
+    token: Reader,
     after: str = "",
     experiment: Annotated[str | None, Query(pattern=r"^e\d{1,9}$")] = None,
 ) -> StreamingResponse:

@@ -1,4 +1,4 @@
-"""The metrics of a lab for Prometheus, and the watch over requests that measures and logs them.
+"""The metrics of a lab for Prometheus, its health, and the watch that measures and logs requests.
 
 No label grows with what people send: routes are templates, states and outcomes are our own words, and of owners
 only the first few have a name.
@@ -8,7 +8,6 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -17,9 +16,8 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fulltilt.lab.lab import Lab
-from fulltilt.lab.records import Token
 from fulltilt.lab.scheduling.retries import is_barred
-from fulltilt.lab.server.access import allow
+from fulltilt.lab.server.access import Reader, allow, get_lab
 from fulltilt.lab.server_log import tell
 from fulltilt.lab.states import STATES
 
@@ -30,8 +28,14 @@ REFUSED = (401, 403, 413, 421, 429)
 
 
 @router.get("/metrics")
-def read_metrics(request: Request, token: Annotated[Token, Depends(allow("read"))]) -> Response:
-    return Response(generate_latest(_Everything(request.app.state.lab)), media_type=CONTENT_TYPE_LATEST)
+def read_metrics(request: Request, token: Reader) -> Response:
+    return Response(generate_latest(_Everything(get_lab(request))), media_type=CONTENT_TYPE_LATEST)
+
+
+@router.get("/healthz", dependencies=[Depends(allow("anyone"))])
+def read_health(request: Request) -> dict[str, str]:
+    get_lab(request).store.read_last_event()
+    return {"status": "ok"}
 
 
 class _Everything(Collector):

@@ -1,5 +1,6 @@
-"""The pages of a lab: HTML from the same data as the JSON, made by the server; htmx brings what changed."""
+"""The pages of a lab: HTML of the same data as the JSON; htmx brings what changed."""
 
+import itertools
 import json
 import re
 import time
@@ -17,13 +18,12 @@ from markupsafe import Markup, escape
 from fulltilt.errors import ConfigError, FulltiltError
 from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab import listing, operations
-from fulltilt.lab.export import write_csv
+from fulltilt.lab.export import format_csv
 from fulltilt.lab.lab import Heard, Lab
-from fulltilt.lab.listing import Entry
-from fulltilt.lab.records import Attempt, Token
+from fulltilt.lab.records import Attempt, Experiment, Token
 from fulltilt.lab.redaction import redact
 from fulltilt.lab.scheduling.retries import is_barred
-from fulltilt.lab.server.access import COOKIE, ROLES, Patience, allow, find_role
+from fulltilt.lab.server.access import COOKIE, ROLES, Guesses, Reader, Submitter, allow, find_token, get_lab
 from fulltilt.lab.server.live import read_mark
 from fulltilt.lab.server.parallel import draw_parallel, list_axes
 from fulltilt.lab.server.trainings import (
@@ -50,56 +50,39 @@ ROWS = 100  # of a table on a page
 NEWEST = 10
 COOKIE_S = 30 * 24 * 3600
 EXAMPLE = "model: small_cnn\ndataset: digits\ntransform: normalize\nepochs: 3\nlr: [1e-3, 1e-2]\n"
-ACTIONS: dict[str, tuple[str, ...]] = {
-    "cancel": ("queued", "backoff", "held", *LIVE),
-    "pause": ("queued", "backoff", "leased", "running"),
-    "resume": ("held",),
-    "retry": ("failed", "cancelled"),
-}
-
-Reader = Annotated[Token, Depends(allow("read"))]
-Submitter = Annotated[Token, Depends(allow("submit"))]
-
-
-def _describe_outcome(entry: Entry) -> str:
-    if entry["state"] in ("failed", "held", "backoff", "cancelled") and entry["reason"]:
-        return entry["reason"]
-    return listing.describe_metrics(entry["metrics"])
-
 
 environment = jinja2.Environment(
     loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
 environment.filters |= {
     "point": listing.describe_point,
-    "outcome": _describe_outcome,
+    "outcome": listing.describe_outcome,
     "duration": lambda seconds: "" if seconds is None else format_duration(seconds),
     "when": lambda time_s: time.strftime("%d %b %H:%M:%S", time.localtime(time_s)),
     "value": listing.show_value,
-    "actions": lambda entry: [name for name, states in ACTIONS.items() if entry["state"] in states],
+    "actions": lambda entry: operations.list_actions(entry["state"]),
     "waits": lambda entry: entry["state"] in WAITING,
 }
 
 
 @router.get("/login", dependencies=[Depends(allow("anyone"))])
 def show_login() -> HTMLResponse:
-    return HTMLResponse(environment.get_template("login.html").render(has_room=True))
+    return _ask_token()
 
 
 @router.post("/login", dependencies=[Depends(allow("anyone"))], max_body_size=4096)
 async def sign_in(request: Request) -> Response:
     """Set the cookie of a browser whose user knows a token; guesses are slowed down, whoever makes them."""
-    patience: Patience = request.app.state.patience
+    guesses: Guesses = request.app.state.guesses
     form = parse_qs((await request.body()).decode(errors="replace"))
     token = form.get("token", [""])[0].strip()
     address = request.client.host if request.client else ""
-    if not patience.may_try(address):
-        said = "too many wrong tokens; wait a minute"
-        return HTMLResponse(environment.get_template("login.html").render(has_room=True, said=said), 429)
-    if find_role(request, token) not in ROLES["read"]:
-        patience.note_failure(address)
-        said = "this token is not known, or may not read"
-        return HTMLResponse(environment.get_template("login.html").render(has_room=True, said=said), 401)
+    if not guesses.may_try(address):
+        return _ask_token("too many wrong tokens; wait a minute", 429)
+    found = await run_in_threadpool(find_token, request, token)  # which may have to wait for the disk
+    if found is None or found.role not in ROLES["read"]:
+        guesses.note_failure(address)
+        return _ask_token("this token is not known, or may not read", 401)
     answer = RedirectResponse("/", 303)
     is_secure = request.url.scheme == "https"
     answer.set_cookie(COOKIE, token, max_age=COOKIE_S, httponly=True, samesite="strict", secure=is_secure)
@@ -108,16 +91,14 @@ async def sign_in(request: Request) -> Response:
 
 @router.get("/")
 def show_overview(request: Request, token: Reader) -> HTMLResponse:
-    lab, mark = request.app.state.lab, read_mark(request)
-    live = _read(lab, states=(*LIVE, "finalizing"))
-    succeeded = lab.store.read_newest(("succeeded",), NEWEST)
-    troubled = [listing.build_entry(lab.folder, each) for each in lab.store.read_newest(("failed", "held"), NEWEST)]
+    lab, mark = get_lab(request), read_mark(request)
+    live = _build(lab, lab.store.read_experiments(states=(*LIVE, "finalizing"), limit=ROWS))
+    troubled = _build(lab, lab.store.read_newest(("failed", "held"), NEWEST))
+    done = _build(lab, lab.store.read_newest(("succeeded",), NEWEST))
     said = listing.describe_states(lab.store.count_states())
-    done = [listing.build_entry(lab.folder, each) for each in succeeded]
-    best = listing.describe_best(done)
     return _render(
         request, "overview.html", token, sentence=said or "Nothing is queued", live=live, troubled=troubled,
-        done=done, best=best, mark=mark, is_empty=not said,
+        done=done, best=listing.describe_best(done), mark=mark, is_empty=not said,
     )  # fmt: skip
 
 
@@ -129,10 +110,10 @@ def show_queue(
     sweep: str | None = None,
     offset: Annotated[int, Query(ge=0, le=2**62)] = 0,
 ) -> HTMLResponse:
-    lab, mark = request.app.state.lab, read_mark(request)
+    lab, mark = get_lab(request), read_mark(request)
     counts = lab.store.count_states(sweep=sweep)
     found = lab.store.read_experiments(states=state and (state,), sweep=sweep, limit=ROWS + 1, offset=offset)
-    entries = [listing.build_entry(lab.folder, each) for each in found[:ROWS]]
+    entries = _build(lab, found[:ROWS])
 
     def address(at: int = 0, only: str | None = state) -> str:
         given = {"state": only, "sweep": sweep, "offset": at or None}
@@ -151,7 +132,7 @@ def show_experiment(
     request: Request, token: Reader, id: str, attempt: Annotated[int | None, Query(ge=1)] = None
 ) -> HTMLResponse:
     """Show an experiment, and the log of one attempt at it: the newest, unless another is asked for."""
-    lab = request.app.state.lab
+    lab = get_lab(request)
     mark = read_mark(request, operations.find(lab, id).id)
     found = operations.find(lab, id)
     attempts = redact(lab.store.read_attempts(found.id))
@@ -179,14 +160,15 @@ def compare(
     id: Annotated[list[str], Query(max_length=500)] = [],  # noqa: B006
 ) -> HTMLResponse:
     """Lay the curves of several experiments over each other, beside their settings and results."""
-    lab = request.app.state.lab
+    lab = get_lab(request)
     found = [operations.find(lab, each) for each in dict.fromkeys(id)]
-    entries = [listing.build_entry(lab.folder, each) for each in found]
-    runs = {each.id: run for each in found if (run := read_run(lab, each.id, each.attempt))}
-    shown = dict(list(runs.items())[:MAX_SERIES])
+    entries = _build(lab, found)
+    logged = ((each.id, run) for each in found if (run := read_run(lab, each.id, each.attempt)))
+    shown = dict(itertools.islice(logged, MAX_SERIES))  # the logs of the others are not even read
+    n_left_out = len(found) - len(shown) if len(shown) == MAX_SERIES else 0
     sentence = listing.describe_best(entries) or f"{len(entries)} experiments"
     return _render(
-        request, "compare.html", token, entries=entries, sentence=sentence, n_left_out=len(runs) - len(shown),
+        request, "compare.html", token, entries=entries, sentence=sentence, n_left_out=n_left_out,
         curves=_draw(shown), parallel=Markup(draw_parallel(entries)),
         axes=list_axes(entries), export="/export.csv?" + urlencode([("id", each.id) for each in found]),
     )  # fmt: skip
@@ -194,18 +176,15 @@ def compare(
 
 @router.get("/export.csv")
 def export(request: Request, token: Reader, id: Annotated[list[str] | None, Query(max_length=500)] = None) -> Response:
-    import io
-
-    lab, text = request.app.state.lab, io.StringIO(newline="")
+    lab = get_lab(request)
     found = lab.store.read_experiments() if id is None else [operations.find(lab, each) for each in id]
-    write_csv([listing.build_entry(lab.folder, each) for each in found], text)
     headers = {"Content-Disposition": 'attachment; filename="experiments.csv"'}
-    return Response(text.getvalue(), media_type="text/csv", headers=headers)
+    return Response(format_csv(_build(lab, found)), media_type="text/csv", headers=headers)
 
 
 @router.get("/machines")
 def show_machines(request: Request, token: Reader) -> HTMLResponse:
-    lab = request.app.state.lab
+    lab = get_lab(request)
     live = lab.store.read_experiments(states=LIVE)
     nodes = [
         {
@@ -228,7 +207,7 @@ def show_submit(request: Request, token: Submitter) -> HTMLResponse:
 
 @router.post("/submit")
 async def submit(request: Request, token: Submitter) -> HTMLResponse:
-    """Say how many points a configuration has and what is wrong with it, and queue it where that is asked for."""
+    """Say how many points a configuration has and what is wrong with it; queue it where asked to."""
     form = parse_qs((await request.body()).decode(errors="replace"))
     return await run_in_threadpool(_submit, request, token, form)  # a grid takes seconds, in which others are answered
 
@@ -237,21 +216,18 @@ def _submit(request: Request, token: Token, form: Mapping[str, list[str]]) -> HT
     name, text, priority, what = (form.get(key, [""])[0] for key in ("name", "text", "priority", "do"))
     if not re.fullmatch(r"[\w-]{1,70}\.ya?ml", name, re.ASCII):
         return _say("alarm", [f"{name!r} is no name of a file; use letters, digits, _ and -, then .yaml"])
-    lab, rooms = request.app.state.lab, request.app.state.read_rooms()
+    lab, rooms = get_lab(request), request.app.state.read_rooms()
     before = lab.store.read_last_event()
     try:
         if what != "submit":
-            grid = operations.read_submission(lab, source=name, text=text, overrides=(), rooms=rooms)
+            grid = operations.read_submission(source=name, text=text, overrides=(), rooms=rooms)
             return _say("note", [f"{_count(len(grid.points))}; nothing is wrong"])
         ids = operations.submit(
             lab, source=f"page:{name}", text=text, overrides=(), owner=token.label, priority=int(priority or 0),
             code=operations.keep_text(lab, name, text), rooms=rooms,
         )[1]  # fmt: skip
     except ConfigError as error:
-        kept = re.compile(
-            rf"\S*/sweeps/\w+/(page:)?(?={re.escape(name)})"
-        )  # where the text lies here; its writer knows a name
-        return _say("alarm", [kept.sub("", str(problem)) for problem in error.problems or (error,)])
+        return _say("alarm", [str(problem).removeprefix("page:") for problem in error.problems or (error,)])
     except (FulltiltError, ValueError) as error:
         return _say("alarm", [str(error)])
     new = {event.experiment for event in lab.store.read_events(after=before) if event.arrow == "submit"}
@@ -269,16 +245,19 @@ def _read_sensors(request: Request, node: str) -> Sequence[str]:
     sampler: Sampler | None = request.app.state.sampler
     if sampler is not None and node == request.app.state.here:
         return list_lines(sampler.read())
-    heard: Heard | None = request.app.state.lab.machines.get(node)
+    heard: Heard | None = get_lab(request).machines.get(node)
     if heard is None:
         return []
     leaving = ["is leaving"] if heard.is_leaving else []
     return [*heard.lines, *leaving] if heard.is_fresh() else [f"not heard for {format_duration(heard.read_age_s())}"]
 
 
+def _ask_token(said: str = "", status: int = 200) -> HTMLResponse:
+    return HTMLResponse(environment.get_template("login.html").render(has_room=True, said=said), status)
+
+
 def _render(request: Request, template: str, token: Token, **values: Any) -> HTMLResponse:
-    may_change = token.role in ROLES["submit"]
-    lab: Lab = request.app.state.lab
+    may_change, lab = token.role in ROLES["submit"], get_lab(request)
     page = environment.get_template(template).render(
         nav=[entry for entry in NAV if may_change or entry[0] != "/submit"], here=request.url.path,
         may_change=may_change, has_room=lab.store.has_room(),
@@ -296,8 +275,8 @@ def _count(n_points: int) -> str:
     return "1 point" if n_points == 1 else f"{n_points:,} points"
 
 
-def _read(lab: Lab, **wanted: Any) -> list[dict[str, Any]]:
-    return [listing.build_entry(lab.folder, each) for each in lab.store.read_experiments(limit=ROWS, **wanted)]
+def _build(lab: Lab, found: Sequence[Experiment]) -> list[dict[str, Any]]:
+    return [listing.build_entry(lab.folder, each) for each in found]
 
 
 def _draw(runs: Mapping[str, TrainingRun]) -> Markup:

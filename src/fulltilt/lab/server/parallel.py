@@ -1,4 +1,4 @@
-"""Draw experiments as lines across the axes of their settings and results: what the good ones share is seen at once."""
+"""Draw experiments as lines across their settings and results: what the good ones share is seen at once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,6 @@ from fulltilt.report.training_curves import LOG_RATIO
 
 WIDTH, HEIGHT, TOP, BOTTOM, SIDE = 900, 260, 28, 30, 60
 GOOD_HUE, BAD_HUE = 150, 10
-
 
 Axes = Mapping[tuple[str, str], Sequence[Any]]
 """A value an entry, by (point or metrics, name)."""
@@ -75,7 +74,7 @@ def _draw_axis(name: str, values: Sequence[Any], x: float) -> str:
 
 
 def _place(values: Sequence[Any]) -> list[float]:
-    """Place values from 0 to 1: numbers by size, texts by the order in which they come; what is missing below."""
+    """Place values from 0 to 1: numbers by size, texts in their order, what is missing below."""
     known = [value for value in values if value is not None]
     if not _is_numeric(known):
         order: Mapping[str, int] = {text: n for n, text in enumerate(dict.fromkeys(map(str, known)))}

@@ -10,22 +10,19 @@ from pydantic import BaseModel, Field, FiniteFloat
 from starlette.concurrency import run_in_threadpool
 
 from fulltilt.lab import reception
-from fulltilt.lab.lab import Lab
 from fulltilt.lab.records import Artefact
 from fulltilt.lab.scheduling.ends import End
-from fulltilt.lab.server.access import Runner
+from fulltilt.lab.server.access import Runner, get_lab
 from fulltilt.lab.server.bodies import MOST_FILE_BYTES, Digest, stream_file, write_body
 
 router = APIRouter(prefix="/runner")
 MOST_STREAM_BYTES = 4 << 20  # of a log at a time
 LOOK_S = 0.25
 
-
 Name = Annotated[str, Field(max_length=200)]
 
 
 class Hello(BaseModel):
-    node: str = Field(max_length=200)
     pid: int = Field(ge=0, lt=2**31)
 
 
@@ -52,13 +49,13 @@ class Finish(BaseModel):
 
 @router.post("/hello")
 def hello(request: Request, attempt: Runner, body: Hello) -> dict[str, Any]:
-    return reception.greet(_get_lab(request), attempt, node=body.node, pid=body.pid)
+    return reception.greet(get_lab(request), attempt, pid=body.pid)
 
 
 @router.post("/renew")
 async def renew(request: Request, attempt: Runner, body: Renewal) -> dict[str, str | None]:
     """Renew the lease at once, and answer when somebody wants something of the attempt, or after ``wait_s``."""
-    lab, until_s = _get_lab(request), time.monotonic() + body.wait_s
+    lab, until_s = get_lab(request), time.monotonic() + body.wait_s
     wish = await run_in_threadpool(reception.renew, lab, attempt)
     while wish is None and time.monotonic() < until_s and not request.app.state.is_closing:
         await asyncio.sleep(min(LOOK_S, until_s - time.monotonic()))
@@ -71,17 +68,17 @@ async def append(
     request: Request, attempt: Runner, name: str, offset: Annotated[int, Query(ge=0, lt=2**62)]
 ) -> dict[str, int]:
     data = await request.body()
-    return {"size": await run_in_threadpool(reception.append, _get_lab(request), attempt, name, offset, data)}
+    return {"size": await run_in_threadpool(reception.append, get_lab(request), attempt, name, offset, data)}
 
 
 @router.head("/files/{digest}")
 def has_file(request: Request, attempt: Runner, digest: Digest) -> Response:
-    return Response(status_code=200 if _get_lab(request).depot.claim(digest) else 404)
+    return Response(status_code=200 if get_lab(request).depot.claim(digest) else 404)
 
 
 @router.put("/files/{digest}", max_body_size=MOST_FILE_BYTES)
 async def put_file(request: Request, attempt: Runner, digest: Digest) -> dict[str, int]:
-    lab = _get_lab(request)
+    lab = get_lab(request)
     await run_in_threadpool(reception.require_live, lab, attempt)
     await run_in_threadpool(reception.require_room, lab, digest)
     return {"size": await write_body(request, lab.depot, digest)}
@@ -89,7 +86,7 @@ async def put_file(request: Request, attempt: Runner, digest: Digest) -> dict[st
 
 @router.get("/files/{digest}")
 def get_file(request: Request, attempt: Runner, digest: Digest) -> StreamingResponse:
-    lab = _get_lab(request)
+    lab = get_lab(request)
     reception.require_readable(lab, attempt, digest)
     if not lab.depot.has(digest):
         raise HTTPException(404, f"there is no file {digest}")
@@ -98,20 +95,15 @@ def get_file(request: Request, attempt: Runner, digest: Digest) -> StreamingResp
 
 @router.post("/checkpoint")
 def commit_checkpoint(request: Request, attempt: Runner, body: Checkpoint) -> dict[str, Any]:
-    reception.commit_checkpoint(_get_lab(request), attempt, [_read_file(file) for file in body.files])
+    reception.commit_checkpoint(get_lab(request), attempt, _read_files(body))
     return {}
 
 
 @router.post("/finish")
 def finish(request: Request, attempt: Runner, body: Finish) -> dict[str, str]:
     end = End(outcome=body.outcome, reason=body.reason, metrics=body.metrics)
-    files = [_read_file(file) for file in body.files]
-    return {"state": reception.finish(_get_lab(request), attempt, end, files)}
+    return {"state": reception.finish(get_lab(request), attempt, end, _read_files(body))}
 
 
-def _read_file(file: File) -> Artefact:
-    return Artefact(name=file.name, digest=file.digest, n_bytes=file.n_bytes)
-
-
-def _get_lab(request: Request) -> Lab:
-    return request.app.state.lab
+def _read_files(body: Checkpoint | Finish) -> list[Artefact]:
+    return [Artefact(**file.model_dump()) for file in body.files]

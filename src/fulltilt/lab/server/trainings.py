@@ -5,7 +5,7 @@ from typing import Any
 
 from fulltilt.errors import UsageError
 from fulltilt.lab.lab import Lab, find_out_dir, find_stream, open_stream
-from fulltilt.lab.listing import TAIL_BYTES, read_numbers
+from fulltilt.lab.listing import read_newest_events, read_numbers
 from fulltilt.lab.records import Artefact, Attempt, Experiment
 from fulltilt.lab.runner.shipping import CHECKPOINTS
 from fulltilt.records import format_bytes
@@ -34,14 +34,8 @@ def read_run(lab: Lab, id: str, n_attempts: int) -> TrainingRun | None:
 
 def read_phases(lab: Lab, attempt: Attempt) -> tuple[dict[str, float], int]:
     """Return the mean milliseconds of each part of a step, and how many steps were logged."""
-    try:
-        with open_stream(lab.folder, attempt, "events.jsonl") as stream:
-            stream.seek(max(0, stream.seek(0, 2) - TAIL_BYTES))
-            lines = stream.read().split(b"\n")[:-1]
-    except OSError:
-        return {}, 0
-    logged = [read_numbers(line, "phases_ms") for line in lines if line.startswith(b'{"event": "StepsDone"')]
-    steps = [phases for phases in logged if phases]
+    lines = read_newest_events(lab.folder, attempt, "StepsDone")
+    steps = [phases for line in lines if (phases := read_numbers(line, "phases_ms"))]
     sums = {name: sum(phases.get(name) or 0.0 for phases in steps) for name in PHASE_COLOURS}
     return {name: ms / len(steps) for name, ms in sums.items() if ms}, len(steps)
 
@@ -86,9 +80,8 @@ def list_files(artefacts: Sequence[Artefact]) -> tuple[list[dict[str, Any]], lis
         {"name": each.name, "attempt": each.attempt, "size": format_bytes(each.n_bytes), "time_s": each.time_s}
         for each in artefacts
     ]
-    return [row for row in rows if row["name"] not in CHECKPOINTS], [
-        row for row in rows if row["name"] == CHECKPOINTS[0]
-    ]
+    checkpoints = [row for row in rows if row["name"] == CHECKPOINTS[0]]
+    return [row for row in rows if row["name"] not in CHECKPOINTS], checkpoints
 
 
 def find_log_start(lab: Lab, attempt: Attempt) -> int:

@@ -9,17 +9,19 @@ from pydantic import BaseModel, Field
 
 from fulltilt.errors import UsageError
 from fulltilt.lab.executors.cluster import read_versions
-from fulltilt.lab.lab import Heard, Lab
+from fulltilt.lab.lab import Heard
 from fulltilt.lab.operations import make_token
 from fulltilt.lab.records import Node, Token
 from fulltilt.lab.scheduling.ends import End
-from fulltilt.lab.server.access import allow
+from fulltilt.lab.server.access import allow, get_lab
 from fulltilt.lab.settling import settle
 from fulltilt.lab.states import LIVE
 from fulltilt.lab.store import StaleAttemptError
 
 router = APIRouter(prefix="/api")
 LABEL = "machine "  # and its name: the label of a machine's token
+Plain = str | int | float | bool | None
+Value = Plain | list[Plain] | dict[str, Plain] | list[dict[str, Plain]]
 RESTARTED = End(outcome="lost", reason="its machine has started again")
 
 
@@ -32,7 +34,7 @@ class Join(BaseModel):
 
 class Readings(BaseModel):
     lines: list[Annotated[str, Field(max_length=300)]] = Field(default=[], max_length=70)
-    sample: dict[str, Any] = Field(default={}, max_length=20)
+    sample: dict[str, Value | list[dict[str, Value]]] = Field(default={}, max_length=20)  # no deeper: it is shown
     is_leaving: bool = False
 
 
@@ -42,23 +44,24 @@ def join(request: Request, token: Annotated[Token, Depends(allow("join"))], body
 
     With its own token it comes back as often as it likes.
     """
-    lab: Lab = request.app.state.lab
     if request.app.state.invite is None:
         raise UsageError("this server takes no other machines; start it with fulltilt lab serve --engine ray")
     if token.role == "worker" and token.label != LABEL + body.name:
         raise HTTPException(403, f"this token is of {token.label}, and not of {body.name}")
     _require_same_versions(body)
-    heard = lab.machines.get(body.name)
-    is_here = body.name in {room.node for room in request.app.state.read_rooms()}
-    if token.role != "worker" and (is_here or (heard and heard.is_fresh())):
-        raise UsageError(f"a machine named {body.name} is here already; give this one another --name")
-    bundle = request.app.state.invite()
+    lab = get_lab(request)
+    with lab.joining:
+        heard = lab.machines.get(body.name)
+        is_here = body.name in {room.node for room in request.app.state.read_rooms()}
+        if token.role != "worker" and (is_here or (heard and heard.is_fresh())):
+            raise UsageError(f"a machine named {body.name} is here already; give this one another --name")
+        bundle = request.app.state.invite()
+        lab.machines[body.name] = Heard(at_s=time.monotonic())
     if lab.store.meet_node(Node(name=body.name, boot=body.boot, versions=body.versions, devices=body.devices)):
         for experiment in lab.store.read_experiments(states=LIVE):
             if experiment.node == body.name:
                 with contextlib.suppress(StaleAttemptError):
                     settle(lab, experiment.newest, RESTARTED)
-    lab.machines[body.name] = Heard(at_s=time.monotonic())
     lab.store.remove_tokens(LABEL + body.name)
     return bundle | {"token": make_token(lab, role="worker", label=LABEL + body.name)}
 
@@ -66,7 +69,7 @@ def join(request: Request, token: Annotated[Token, Depends(allow("join"))], body
 @router.post("/telemetry")
 def tell(request: Request, token: Annotated[Token, Depends(allow("worker"))], body: Readings) -> dict[str, Any]:
     """Keep what a machine said last, in memory."""
-    request.app.state.lab.machines[token.label.removeprefix(LABEL)] = Heard(at_s=time.monotonic(), **dict(body))
+    get_lab(request).machines[token.label.removeprefix(LABEL)] = Heard(at_s=time.monotonic(), **dict(body))
     return {}
 
 

@@ -1,4 +1,4 @@
-"""Open the database of a lab: check it, bring it up to date, and keep others from writing to it.
+"""Open the database of a lab: check it, bring it up to date, keep other writers out.
 
 SQLite in the lab's folder by default, with a write-ahead log and a ballast file for the day when the disk is full;
 PostgreSQL by URL.

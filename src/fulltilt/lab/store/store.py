@@ -1,6 +1,6 @@
 """Read and change the records of a lab.
 
-Only ``lease`` and ``advance`` change a state. In one transaction they update the row, which must be in a state that
+Only ``lease_all`` and ``advance`` change a state. In one transaction they update the row, which must be in a state that
 allows the transition and at the attempt that the caller knows, and add a row to ``event``.
 """
 
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,6 +22,9 @@ from fulltilt.lab.records import Artefact, Attempt, Code, Event, Experiment, Nod
 from fulltilt.lab.states import ARROWS
 from fulltilt.lab.store.tables import ARTEFACT, ATTEMPT, EVENT, EXPERIMENT, NODE, SWEEP, TOKEN
 
+if TYPE_CHECKING:
+    from fulltilt.lab.store.opening import Ballast
+
 MOST_KNOWN = 10_000  # tokens of runners in memory
 MOST_AT_ONCE = 64  # changes in one transaction
 ROWS_AT_ONCE = 1000  # of an insert; SQLite takes 32,766 values
@@ -29,13 +32,6 @@ ROWS_AT_ONCE = 1000  # of an insert; SQLite takes 32,766 values
 
 class StaleAttemptError(Exception):
     """The experiment's state or attempt has changed since the caller read it."""
-
-
-class Reserve(Protocol):
-    """Room on the disk that can be given up."""
-
-    def release(self) -> bool: ...
-    def restore(self) -> bool: ...
 
 
 class Store:
@@ -51,7 +47,7 @@ class Store:
         engine: sa.Engine,
         *,
         explain: Callable[[], contextlib.AbstractContextManager[None]],
-        ballast: Reserve | None = None,
+        ballast: "Ballast | None" = None,
         on_close: Callable[[], None] | None = None,
     ):
         self._engine, self._explain, self._ballast, self._on_close = engine, explain, ballast, on_close
@@ -99,30 +95,21 @@ class Store:
                 rows = [{**row, "id": id} for id, row in enumerate(rows, max(last, _read_removed(connection)) + 1)]
             for start in range(0, len(rows), ROWS_AT_ONCE):
                 connection.execute(sa.insert(EXPERIMENT), rows[start : start + ROWS_AT_ONCE])
-            told: dict[str, Any] = {
-                key: sa.literal(value) for key, value in _build_event(0, 0, "submit", "queued").items()
-            }
-            told["experiment"] = EXPERIMENT.c.id
+            event = _build_event(0, 0, "submit", "queued")
+            told = {key: sa.literal(value) for key, value in event.items()} | {"experiment": EXPERIMENT.c.id}
             new = sa.select(*told.values()).where(EXPERIMENT.c.id > last).order_by(EXPERIMENT.c.id)
             connection.execute(sa.insert(EVENT).from_select(list(told), new))
         return len(rows)
 
-    def lease(
-        self, experiment: Experiment, *, node: str, devices: Sequence[str], n_threads: int | None, engine: str
-    ) -> tuple[Attempt, str]:
-        """Begin the next attempt of a queued experiment → the attempt, and the token that its runner shows.
-
-        Raises:
-            StaleAttemptError: it is not queued any more.
-        """
-        place = {"node": node, "devices": devices, "n_threads": n_threads, "engine": engine}
-        (found,) = self.lease_all([(experiment, place)])
-        if found is None:
-            raise StaleAttemptError(f"{experiment.id} is not queued at attempt {experiment.attempt} any more")
-        return found
-
     def lease_all(self, wanted: Sequence[tuple[Experiment, dict[str, Any]]]) -> list[tuple[Attempt, str] | None]:
-        """Lease experiments, each with the arguments of ``lease``, in one transaction; None: not queued any more."""
+        """Begin the next attempts of queued experiments, in one transaction.
+
+        Args:
+            wanted: Each with node, devices, n_threads and engine of its attempt.
+
+        Returns:
+            The attempts, and the tokens that their runners show; None for what is not queued any more.
+        """
         with self._write() as connection:
             found = [_lease(connection, experiment, place) for experiment, place in wanted]
         for attempt, token in filter(None, found):

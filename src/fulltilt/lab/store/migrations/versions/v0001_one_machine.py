@@ -32,12 +32,10 @@ def upgrade() -> None:
         Column("number", Integer, primary_key=True),
         Column("node", Text, nullable=False),
         Column("devices", JSON, nullable=False),
-        Column("n_threads", Integer),
-        Column("pid", Integer),
+        *(Column(name, Integer) for name in ("n_threads", "pid")),
         Column("started_s", Float, nullable=False),
         Column("ended_s", Float),
-        Column("outcome", Text),
-        Column("reason", Text),
+        *(Column(name, Text) for name in ("outcome", "reason")),
         Column("metrics", JSON),
     )
     op.create_table(

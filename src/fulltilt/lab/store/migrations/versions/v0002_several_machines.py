@@ -8,14 +8,10 @@ revision, down_revision = "0002", "0001"
 
 
 def upgrade() -> None:
-    for column in (
-        Column("owner", Text, nullable=False, server_default=""),
-        Column("n_devices", Integer, nullable=False, server_default=text("1")),
-        Column("code", JSON),
-        Column("wish", Text),
-        Column("delay_s", Float),
-        Column("n_lost", Integer, nullable=False, server_default=text("0")),
-    ):
+    new = [Column("code", JSON), Column("wish", Text), Column("delay_s", Float)]
+    counts = {"n_devices": "1", "n_lost": "0"}
+    new += [Column(name, Integer, nullable=False, server_default=text(n)) for name, n in counts.items()]
+    for column in (Column("owner", Text, nullable=False, server_default=""), *new):
         op.add_column("experiment", column)
     op.drop_index("ix_experiment_state", "experiment")
     op.create_index("ix_experiment_queue", "experiment", ["state", "owner", "priority", "id"])
@@ -37,8 +33,7 @@ def upgrade() -> None:
         "node",
         Column("name", Text, primary_key=True),
         Column("boot", Text, nullable=False),
-        Column("versions", JSON, nullable=False),
-        Column("devices", JSON, nullable=False),
+        *(Column(name, JSON, nullable=False) for name in ("versions", "devices")),
         Column("seen_s", Float, nullable=False),
         Column("n_bad", Integer, nullable=False, server_default=text("0")),
         Column("last_bad", Integer),
@@ -46,8 +41,7 @@ def upgrade() -> None:
     op.create_table(
         "token",
         Column("digest", Text, primary_key=True),
-        Column("role", Text, nullable=False),
-        Column("label", Text, nullable=False),
+        *(Column(name, Text, nullable=False) for name in ("role", "label")),
         Column("created_s", Float, nullable=False),
         Column("expires_s", Float),
         Column("is_single_use", Integer, nullable=False, server_default=text("0")),
