@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +182,13 @@ def print_result(console: Console, sentence: str, *, style: str | None = None, s
     is_quiet, console.quiet = console.quiet, False
     console.print(sentence, style=style, soft_wrap=soft_wrap or is_quiet)
     console.quiet = is_quiet
+
+
+def warn(messages: Iterable[str]) -> None:
+    """Print what is said on stderr with ``--quiet`` too, a line each."""
+    console = build_console(to_stderr=True)
+    for message in messages:
+        print_result(console, f"note: {message}", soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,13 @@ from fulltilt.errors import UsageError
 from fulltilt.records.run_folder import list_numbered
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fulltilt.config import Config
+    from fulltilt.engine.contrastive.phases import Place
     from fulltilt.engine.loop.endings import TrainResult
+    from fulltilt.records import Listener
+    from fulltilt.tasks import Workload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"of each cluster, what the head trains on ({default.clear_share})",
     )
-    parser.add_argument("--resume", action="store_true", help="go on where each phase was left; ended ones stay")
+    said = "go on where each phase was left, with other --epochs too; the same command does so by itself"
+    parser.add_argument("--resume", action="store_true", help=said)
     parser.add_argument("--out", metavar="DIR", help=f"where to write ({describe_default_out('contrastive')})")
     parser.add_argument("--json", metavar="F", help="write the results as JSON (- for stdout)")
 
@@ -61,54 +68,88 @@ def run(args: argparse.Namespace) -> int:
         return _run_phases(args, config, folders)
 
 
-def _choose_folder(args: argparse.Namespace, config: Config) -> tuple[Path, str | None]:
-    """Choose the first folder whose pre-training is this one, or has not begun."""
+def _read_end(folder: Path) -> tuple[int | None, str]:
+    """Read how many epochs the run in a folder was to take, and how it ended; None where there is none."""
+    from fulltilt.engine.checkpoints.files import find_checkpoint
+    from fulltilt.report.training import read_end
+
+    return read_end(folder) if find_checkpoint(folder) else (None, "")
+
+
+def _choose_folder(
+    usual: Path, config: Config, console: Console, workload: Workload | None, *,
+    inner: str = "", any_length: bool, must_be_there: bool,
+) -> Path:  # fmt: skip
+    """Choose the first folder that holds this very run, or none; say so where it is not the usual one."""
     from fulltilt.engine.loop.opening import find_run_folders
 
-    usual = Path("runs") / "contrastive" / config.run_name
-    found = {each: find_run_folders(each / PHASES[0], config) for each in list_numbered(usual)}
-    folder = next(each for each in found if not found[each].change)
-    if args.resume and found[folder].own is None:
-        folder = usual  # what cannot be resumed is refused, with what changed
-    change = found[usual].change
-    return folder, f"{usual} holds another run ({change}): this one is in {folder}" if folder != usual else None
+    why, folder, is_there = "", usual, False
+    for folder in list_numbered(usual):
+        found, (n_epochs, _) = find_run_folders(folder / inner, config, workload), _read_end(folder / inner)
+        is_there = found.own is not None
+        if not found.change and (any_length or n_epochs in (None, config.run.epochs)):
+            break
+        why = why or found.change or f"changed: run.epochs {n_epochs} → {config.run.epochs}"
+    if folder == usual or (must_be_there and not is_there):
+        return usual  # where it is refused, with what changed
+    console.print(f"{usual} holds another run ({why}): this one is in {folder}", soft_wrap=True)
+    return folder
+
+
+def _build_place(
+    args: argparse.Namespace, config: Config, folders: list[Path], complete: set[str], console: Console
+) -> Place:
+    """Build what places the phases: the same goes on, and one that is ``complete`` is told nobody."""
+    from fulltilt.listeners import EventLog, ProgressBar, build_loggers
+
+    def place(usual: Path, settings: Config, head: Workload | None) -> tuple[Path, Sequence[Listener], bool]:
+        folder = usual
+        if head is not None and not args.out:  # by the pre-training the folder of them all was chosen
+            folder = _choose_folder(usual, settings, console, head, any_length=args.resume, must_be_there=args.resume)
+        folders.append(folder)
+        n_epochs, end = _read_end(folder)
+        if n_epochs == settings.run.epochs and end == "finished":
+            complete.add(str(folder))
+            return folder, [], True
+        goes_on = n_epochs == settings.run.epochs and end in ("", "interrupted")
+        listeners = [EventLog(folder), *build_loggers(config.run.loggers, folder), ProgressBar(console)]
+        return folder, listeners, args.resume or goes_on
+
+    return place
 
 
 def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -> int:
     """Run the phases in their order; ``folders`` gets those that checkpoints are written into."""
     from fulltilt.engine.contrastive.phases import run_phase
-    from fulltilt.listeners import EventLog, ProgressBar, build_loggers
     from fulltilt.records import VERSION
 
-    out_dir, said_of_folder = (Path(args.out), None) if args.out else _choose_folder(args, config)
-    folders += [out_dir / phase for phase in PHASES]
-    options = PhaseOptions(
-        probe_epochs=args.probe_epochs,
-        cluster_epochs=args.cluster_epochs,
-        n_clusters=args.clusters,
-        clear_share=args.clear_share,
-    )
     console = build_console(to_stderr=args.json == "-")
-    if said_of_folder:
-        console.print(said_of_folder, soft_wrap=True)
+    out_dir = Path(args.out or Path("runs") / "contrastive" / config.run_name)
+    if not args.out:
+        trains = PHASES[0] in args.phases
+        how = {"any_length": args.resume or not trains, "must_be_there": args.resume and trains}
+        out_dir = _choose_folder(out_dir, config, console, None, inner=PHASES[0], **how)
+    folders += [out_dir / phase for phase in PHASES]
+    lengths = {"probe_epochs": args.probe_epochs, "cluster_epochs": args.cluster_epochs}
+    options = PhaseOptions(**lengths, n_clusters=args.clusters, clear_share=args.clear_share)
     results: dict[str, TrainResult] = {}
-    said: list[str] = []
+    complete: set[str] = set()
+    place = _build_place(args, config, folders, complete, console)
+    said: dict[str, str] = {}
     for phase in (phase for phase in PHASES if phase in args.phases):
-        folder = out_dir / phase
         with show_progress("encoding images") as progress:
             results[phase] = run_phase(
-                phase,
-                config,
-                out_dir=out_dir,
-                listeners=[EventLog(folder), *build_loggers(config.run.loggers, folder), ProgressBar(console)],
-                resume=args.resume,
-                options=options,
+                phase, config, out_dir=out_dir, place=place, options=options,
                 progress=lambda part, done, total, tell=progress: tell(done, total, part),
-            )
+            )  # fmt: skip
         figures = ", ".join(f"{name} {value:.4g}" for name, value in results[phase].metrics.items())
-        said.append(f"{phase}: {figures or 'no evaluation'}")
-        console.print(f"{said[-1]}; files: {folder}")
-    if args.quiet:
-        print_result(console, "; ".join(said))
+        said[phase], folder = f"{phase}: {figures or 'no evaluation'}", results[phase].out_dir
+        if folder not in complete:
+            console.print(f"{said[phase]}; files: {folder}")
+    old = [said.pop(phase) for phase in results if results[phase].out_dir in complete]
+    if old:
+        print_result(console, f"Complete already: {'; '.join(old)}; files: {out_dir}", soft_wrap=True)
+    if args.quiet and said:
+        print_result(console, "; ".join(said.values()))
     write_json(args.json, {"version": VERSION, "phases": results})
     return 0

@@ -57,33 +57,35 @@ def run(args: argparse.Namespace) -> int:
     with note_interruption(lambda: describe_saved(folders)):
         from fulltilt.engine.loop.train import train
 
-        out_dir, said = (Path(args.out), None) if args.out else _choose_folder(args, config)
+        out_dir, said, resume = (Path(args.out), None, args.resume) if args.out else _choose_folder(args, config)
         folders.append(out_dir)
         result = train(
             config,
             out_dir=out_dir,
             listeners=_build_listeners(args, config, out_dir, said),
-            resume=args.resume,
+            resume=resume,
             memory_limit_bytes=read_memory_limit_bytes(args),
         )
         return _tell(args, result, out_dir)
 
 
-def _choose_folder(args: argparse.Namespace, config: Config) -> tuple[Path, str | None]:
-    """Choose where a run goes on, or begins, and what to say where that is not the usual place."""
+def _choose_folder(args: argparse.Namespace, config: Config) -> tuple[Path, str | None, bool]:
+    """Choose where a run goes on, or begins; what to say where that is not the usual place; and whether it goes on."""
     from fulltilt.engine.loop.opening import find_run_folders
     from fulltilt.engine.ranks.world import is_rank
-    from fulltilt.report.training import is_finished
+    from fulltilt.report.training import read_end
 
     usual = Path("runs") / "train" / config.run_name
     if is_rank():  # under torchrun: all of them have to choose the same
-        return usual, None
+        return usual, None, args.resume
     found = find_run_folders(usual, config)
-    if found.own is not None and (args.resume or not (found.is_aged or is_finished(found.own))):
+    n_epochs, end = (None, "") if found.own is None else read_end(found.own)
+    if found.own is not None and (args.resume or not (found.is_aged or end == "finished")):
         folder = found.own
     else:
         folder = usual if args.resume else found.free  # what cannot be resumed is refused, with what changed
-    return folder, found.explain(folder)
+    was_left = folder == found.own and n_epochs == config.run.epochs and end in ("", "interrupted")
+    return folder, found.explain(folder), args.resume or was_left
 
 
 def _build_listeners(args: argparse.Namespace, config: Config, out_dir: Path, said: str | None) -> list[Listener]:

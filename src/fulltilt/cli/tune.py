@@ -23,6 +23,7 @@ from fulltilt.cli._shared import (
     print_result,
     read_config,
     resolve_config_argument,
+    warn,
     write_json,
 )
 from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError, TrainingError, UsageError
@@ -96,17 +97,20 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     from fulltilt.records.run_folder import hold_folder
     from fulltilt.tuner import tune
     from fulltilt.tuner.answer.result import PAGE_FILE, RESULT_FILES, write_result
-    from fulltilt.tuner.search.progress import SearchStarted
+    from fulltilt.tuner.search.progress import SearchNoted, SearchStarted
 
     started: SearchStarted | None = None
     console = build_console(to_stderr=args.json == "-")
-    with contextlib.nullcontext(lambda event: None) if args.quiet else show_search(console) as view:
+    with contextlib.nullcontext() if args.quiet else show_search(console) as view:
 
         def tell(event: SearchEvent) -> None:
             nonlocal started
             started = event if isinstance(event, SearchStarted) else started
             count(event)
-            view(event)
+            if view is not None:
+                view(event)
+            elif isinstance(event, SearchNoted):
+                warn([event.message])
 
         unwritten: StorageError | None = None
         try:
@@ -154,6 +158,7 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     print_verdict(console, document, files="" if unwritten else files, apply=how, args=args)
     if args.quiet and applied:
         print_result(console, applied[0].rstrip(":"))
+        warn(line for line in applied if line.startswith(f"{args.apply}: "))
     if not is_changed and (left_out := describe_left_out(started)):
         console.print(left_out, soft_wrap=True)
     write_json(args.json, result.to_json_text())  # what was measured is said before that it could not be kept
@@ -218,13 +223,14 @@ def _without_verification(result: TuneResult, reason: str) -> TuneResult:
 def print_verdict(
     console: Console, document: Mapping[str, Any], *, files: str, apply: str, args: argparse.Namespace
 ) -> None:
-    """Print the screen that ends a search, the verdict first; of it only that where ``--quiet`` was given."""
-    from fulltilt.report.verdict import build_screen, describe_verdict
+    """Print the screen that ends a search, the verdict first; with ``--quiet`` that and, on stderr, warnings."""
+    from fulltilt.report.verdict import build_screen, describe_verdict, list_warnings
 
+    source = " ".join(list_train_words(args, resolve_config_argument(args)))
     if args.quiet:
         print_result(console, describe_verdict(document))
+        warn(list_warnings(document, source=source))
         return
-    source = " ".join(list_train_words(args, resolve_config_argument(args)))
     first, *rest = build_screen(document, files=files, apply=apply, source=source)
     console.print()
     console.print(first, style="bold", soft_wrap=True)

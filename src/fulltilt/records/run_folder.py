@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
 import time
@@ -21,7 +22,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
 
-from fulltilt.errors import OtherRunError, RunFolderError, StorageError
+from fulltilt.errors import OtherRunError, RunFolderError, StorageError, UsageError
 from fulltilt.records.settings import flatten_settings
 
 FINGERPRINT_FILE = "fingerprint.json"
@@ -50,6 +51,7 @@ class RunFolder:
             earlier results are set aside under another name, ``set_aside`` says so, and the folder starts anew. It
             says so again to the next run where this one ends without a result.
         moving: Parts that may have another value in the same run: where its data lie.
+        logs: What is left by a run that was refused (UsageError), and goes with a folder that it made.
 
     Raises:
         RunFolderError: another living process holds it, or it belongs to a run with another fingerprint.
@@ -65,8 +67,10 @@ class RunFolder:
         results: Sequence[str],
         aging: Collection[str] = (),
         moving: Collection[str] = (),
+        logs: Collection[str] = (),
     ):
         self.path = Path(path)
+        self._logs = logs
         self.set_aside: str | None = None
         self._command = command
         self._is_new = not self.path.exists()
@@ -80,13 +84,12 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        own = [self.path / name for name in (FINGERPRINT_FILE, LOCK_FILE)]
-        with contextlib.suppress(OSError):
-            if kind is not None and self._is_new and {*self.path.iterdir()} <= {*own}:  # refused: nothing came of it
-                for file in own:
-                    file.unlink(missing_ok=True)
-                self.path.rmdir()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._is_new:  # refused: nothing came of it
+            own = {FINGERPRINT_FILE, LOCK_FILE, *(self._logs if issubclass(kind, UsageError) else ())}
+            with contextlib.suppress(OSError):
+                if {path.name for path in self.path.iterdir()} <= own:
+                    shutil.rmtree(self.path)
         self.close()
 
     def close(self) -> None:

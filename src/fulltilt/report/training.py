@@ -1,5 +1,6 @@
 """Read a training from its event log: every step once, however often the run was stopped and went on."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -96,13 +97,19 @@ def read_training_lines(name: str, lines: Sequence[str]) -> TrainingRun:
         raise UsageError(f"{name}/{EVENTS_FILE} is not the event log of a training; name the folder of one") from None
 
 
-def is_finished(folder: Path) -> bool:
-    """Return whether the training in a folder has come to its end."""
-    *_, last = ["{}", *read_lines(folder / EVENTS_FILE)]
-    try:
-        return json.loads(last).get("reason") == "finished"
-    except (ValueError, AttributeError):  # no event
-        return False
+def read_end(folder: Path) -> tuple[int | None, str]:
+    """Read how many epochs the newest training in a folder was to take, and how it ended.
+
+    None, where that is not known; an empty word, where it was killed or still runs.
+    """
+    n_epochs, reason = None, ""
+    for line in read_lines(folder / EVENTS_FILE):
+        with contextlib.suppress(ValueError, AttributeError, KeyError):  # no event
+            if '"RunStarted"' in line and (event := json.loads(line))["event"] == "RunStarted":
+                n_epochs, reason = event["n_epochs"], ""
+            elif '"RunEnded"' in line and (event := json.loads(line))["event"] == "RunEnded":
+                reason = event["reason"]
+    return n_epochs, reason
 
 
 def drop_repeated(events: Sequence[Event]) -> list[Event]:

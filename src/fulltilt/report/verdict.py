@@ -295,6 +295,13 @@ def describe_noise(turns: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def list_warnings(document: Document, *, source: str = "") -> list[str]:
+    """List what a user has to know beside the verdict: what disturbed it, what failed, what helps an open one."""
+    failed = () if document.get("verification") else describe_trainings(document)
+    is_open = bool(document["search"].get("stopped_by_budget")) and not is_worth_taking(document)
+    return [*describe_noise(document["search"]), *failed, *(list_next(document, source=source)[:1] if is_open else ())]
+
+
 def list_next(document: Document, *, source: str = "") -> list[str]:
     """List what would help next, a few lines at most.
 

@@ -22,6 +22,7 @@ from fulltilt.tuner.question.source import resolve_target
 from fulltilt.tuner.search.journal import JOURNAL_FILE
 from fulltilt.tuner.search.progress import OnEvent, PickMade, SearchNoted
 from fulltilt.tuner.search.search import check_workload, measure_roofs, open_search, run_proof, run_strategy
+from fulltilt.tuner.trials.target import LOGS
 from fulltilt.tuner.trials.trial import refuse_inside_trial
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _open_folder(question: Question, out: Path | None, tell: OnEvent) -> RunFold
     claim: dict[str, Any] = {"fingerprint_parts": parts, "command": "tune", "results": results, "aging": (CODE, DATA)}
     if out is not None:
         try:
-            return RunFolder(out, **claim)
+            return RunFolder(out, **claim, logs=LOGS)
         except OtherRunError:
             check_workload(question)
             raise
@@ -123,7 +124,7 @@ def _open_folder(question: Question, out: Path | None, tell: OnEvent) -> RunFold
     path = found.own or found.free
     if said := found.explain(path):
         tell(SearchNoted(message=said))
-    return RunFolder(path, **claim)
+    return RunFolder(path, **claim, logs=LOGS)
 
 
 def _answer(result: TuneResult, folder: Path, tell: OnEvent) -> TuneResult:

@@ -394,7 +394,7 @@ def test_another_contrastive_run_gets_a_folder_of_its_own_and_its_later_phases_f
         claim = {"fingerprint_parts": opening._describe_run(config, None), "command": "train"}
         with RunFolder(out_dir / phase, results=opening._RESULTS, **claim):
             (out_dir / phase / opening.NEWEST).touch()
-        return types.SimpleNamespace(metrics={})
+        return types.SimpleNamespace(metrics={}, out_dir=str(out_dir / phase))
 
     monkeypatch.setattr("fulltilt.engine.contrastive.phases.run_phase", run_phase)
     monkeypatch.setattr("fulltilt.cli.contrastive.write_json", lambda *_: None)

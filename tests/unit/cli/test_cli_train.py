@@ -218,6 +218,18 @@ def test_a_run_that_is_over_or_another_one_begins_in_a_folder_of_its_own(train_h
     assert "holds the results of another run (changed: optim.lr" in train_here("lr=0.1", "--resume", expect=2)
 
 
+@pytest.mark.parametrize(("end", "code"), [("interrupted", 0), (None, 0), ("failed: no more", 2)])
+def test_the_same_command_goes_on_with_a_run_that_was_interrupted_and_not_with_one_that_failed(train_here, end, code):
+    """It was refused after a Ctrl-C, too."""
+    train_here()
+    events = Path("runs/train/digits/events.jsonl")
+    *lines, last = events.read_text().splitlines()
+    events.write_text("\n".join([*lines, *([] if end is None else [last.replace("finished", end)]), ""]))
+    said = train_here(expect=code)
+    assert ("nothing is left to train" in said, "go on with --resume" in said) == (code == 0, code == 2)
+    assert [path.name for path in Path("runs/train").iterdir()] == ["digits"]
+
+
 def test_other_data_are_another_run_and_a_run_that_is_resumed_may_find_its_data_moved(train_own, capsys):
     """It was told to go on with --resume, on the data of another one."""
 

@@ -18,6 +18,7 @@ from fulltilt.errors import ResultUnwrittenError, RunFolderError, StorageError
 from fulltilt.records.run_folder import RunFolder, hold_folder
 from fulltilt.tuner.answer.apply import Applied
 from fulltilt.tuner.picks.changes import LearningRate
+from fulltilt.tuner.search.progress import SearchNoted
 
 GAIN, OPEN = compare(32, 24, 41), compare(3, -4, 11)
 
@@ -264,6 +265,30 @@ def test_quiet_leaves_one_sentence(search, monkeypatch, capsys):
     assert capsys.readouterr().out == sentence + "written into a.yaml\n"
     assert search("--quiet", "--verbose") == 2
     assert "--quiet and --verbose ask for opposites" in capsys.readouterr().err
+
+
+def test_quiet_leaves_notes_and_what_helps_an_open_verdict_on_stderr(search, monkeypatch, capsys):
+    """What was taken as the user's own, a row that was left out, a verification without verdict: none was said."""
+
+    def search_and_note(*args, on_event, **options):
+        on_event(SearchNoted(message="placement: cannot apply"))
+        on_event(STARTED)
+        return FakeResult(document=build_document(OPEN, search={"stopped_by_budget": True, "stalled_pct": 40.0}))
+
+    monkeypatch.setattr("fulltilt.tuner.tune", search_and_note)
+    applied = ["a.yaml stays as it is", "a.yaml: scale the learning rate there", "+ x"]
+    monkeypatch.setattr(tune, "apply_picked", lambda *args: applied)
+    assert search("--quiet", "--verify", "--apply", "a.yaml") == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[1:] == ["a.yaml stays as it is"]
+    assert said.out.startswith("Keep your settings")
+    assert said.err.splitlines() == [
+        "note: placement: cannot apply",
+        "note: the machine was busy: a plan spent up to 40 % of its time in stalls",
+        "note: --verify came to no verdict: the settings as they were did not run: there is nothing to hold it against",
+        "note: a larger --budget: this one ended the search early; the same command goes on from here",
+        "note: a.yaml: scale the learning rate there",
+    ]
 
 
 def test_the_screen_comes_last_and_says_how_to_apply_what_is_proven(search, capsys):

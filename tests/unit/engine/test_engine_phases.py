@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from fulltilt.engine.contrastive.phases import run_phase
 from fulltilt.engine.step.cached_step import CachedStep, build_step
 from fulltilt.errors import RunFolderError, UsageError
 from fulltilt.measure import NullTimer
+from fulltilt.report.training import read_end
 
 SIDE, N_CLASSES = 8, 3
 OPTIONS = PhaseOptions(probe_epochs=20, cluster_epochs=10)
@@ -70,7 +72,7 @@ def build(folder, **changes):
 
 def run(phase, folder, out_dir, *, resume=False, **changes):
     config = build_config(folder, **changes)
-    return run_phase(phase, config, out_dir=out_dir, listeners=[], resume=resume, options=OPTIONS)
+    return run_phase(phase, config, out_dir=out_dir, place=lambda usual, *_: (usual, [], resume), options=OPTIONS)
 
 
 def test_a_step_trains_on_two_views_of_uint8_images(folder):
@@ -220,12 +222,53 @@ def test_the_command_runs_all_phases_and_writes_json(file, tmp_path, capsys):
     metrics = {phase: document["phases"][phase]["metrics"] for phase in document["phases"]}
     assert set(metrics["pretrain"]) == {"knn_accuracy"}
     assert set(metrics["cluster"]) == {"cluster_accuracy", "nmi", "purity", "f1"}
-    assert run_command([*words, *options]) == 2
+    events = {path: path.read_text() for path in (tmp_path / "out").rglob("events.jsonl")}
+    for more in ([], ["--resume"]):
+        assert run_command([*words, *options, *more]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.startswith("Complete already: pretrain: knn_accuracy ")
+        again = json.loads((tmp_path / "r.json").read_text())["phases"]
+        assert {phase: again[phase]["metrics"] for phase in again} == metrics, "no phase is trained again"
+        assert {path: path.read_text() for path in events} == events
+    assert run_command([*words, "--phases", "cluster", "--cluster-epochs", "5"]) == 0
+    assert run_command([*words, "--epochs", "2"]) == 2, "another length, in a folder that was named"
     assert "--resume" in capsys.readouterr().err
-    assert run_command([*words, *options, "--resume"]) == 0
-    again = json.loads((tmp_path / "r.json").read_text())["phases"]
-    assert {phase: again[phase]["metrics"] for phase in again} == metrics, "no phase is trained again"
-    assert run_command([*words, "--phases", "cluster", "--cluster-epochs", "5", "--resume"]) == 0
+
+
+def read_epochs(folder):
+    """How many epochs each run in a folder was to take, by its place."""
+    return {str(path.parent.relative_to(folder)): read_end(path.parent)[0] for path in folder.rglob("events.jsonl")}
+
+
+def test_the_same_command_goes_on_where_it_was_left_and_another_one_gets_folders_of_its_own(
+    file, tmp_path, monkeypatch, capsys
+):
+    """It was refused, and one with other clusters too."""
+    monkeypatch.chdir(tmp_path)
+    words = ["contrastive", file, "--epochs", "1", "--probe-epochs", "2", "--cluster-epochs", "2"]
+    out = tmp_path / "runs" / "contrastive"
+    assert run_command(words) == 0
+    left = out / "c" / "probe" / "events.jsonl"
+    left.write_text(left.read_text().replace('"finished"', '"interrupted"'))
+    capsys.readouterr()
+    assert run_command(words) == 0
+    said = capsys.readouterr().out
+    assert "note: the checkpoint is at step" in said, "of the probe alone"
+    assert re.search("^Complete already: pretrain: .*; cluster: .*; files: runs/contrastive/c$", said, re.M)
+    assert run_command([*words, "--clusters", "2", "--phases", "cluster"]) == 0
+    said = capsys.readouterr().out
+    assert "c/cluster holds another run (changed: workload 3 clusters of" in said
+    assert read_epochs(out) == {"c/pretrain": 1, "c/probe": 2, "c/cluster": 2, "c/cluster-2": 2}
+    assert run_command([*words, "--phases", "pretrain", "--epochs", "2"]) == 0
+    assert "c holds another run (changed: run.epochs 1 → 2): this one is in" in capsys.readouterr().out
+    assert read_epochs(out)["c-2/pretrain"] == 2
+    for more in ([], ["--resume"]):
+        assert run_command([*words, "optim.lr=1", "--phases", "probe", *more]) == 2
+        assert "there is no checkpoint in runs/contrastive/c-3/pretrain" in capsys.readouterr().err
+    left = out / "c" / "cluster" / "events.jsonl"
+    left.write_text(left.read_text().replace('"finished"', '"failed: no more"'))
+    assert run_command(words) == 2
+    assert "cluster holds a checkpoint of this run; go on with --resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--clusters", "1"], ["--clear-share", "0"], ["--probe-epochs", "0"]])

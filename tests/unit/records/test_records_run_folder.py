@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from fulltilt.errors import RunFolderError, StorageError
+from fulltilt.errors import NoPlanError, RunFolderError, StorageError, UsageError
 from fulltilt.records.run_folder import FolderChoice, RunFolder, append_line, find_folders, read_lines, write_atomic
 
 JOURNAL = "trials.jsonl"
 PARTS = {"config": "c1", "machine": "m1"}
 
 
-def open_run(path, parts=PARTS, command="tune", *, writes=None):
+def open_run(path, parts=PARTS, command="tune", *, writes=None, logs=()):
     """A run folder; ``writes``: a line of its journal, after which it is closed."""
-    folder = RunFolder(path, fingerprint_parts=parts, command=command, results=[JOURNAL])
+    folder = RunFolder(path, fingerprint_parts=parts, command=command, results=[JOURNAL], logs=logs)
     if writes is not None:
         with folder:
             append_line(folder.path / JOURNAL, writes)
@@ -141,6 +141,21 @@ def test_a_run_that_is_refused_leaves_no_folder_but_one_that_was_there_or_holds_
         with pytest.raises(RunFolderError, match="refused"):
             refuse_run(tmp_path / name, act)
     assert {path.name for path in tmp_path.iterdir()} == {"there", "begun"}
+
+
+@pytest.mark.parametrize(("error", "stays"), [(UsageError, False), (NoPlanError, True)])
+def test_the_logs_of_a_search_that_was_refused_go_with_its_folder_unless_they_tell_more(tmp_path, error, stays):
+    """``fulltilt tune`` with a wrong path left a folder behind in which there was nothing but logs."""
+
+    def search(logs):
+        with open_run(tmp_path / "new", logs=logs):
+            (tmp_path / "new" / "logs").mkdir()
+            (tmp_path / "new" / "logs" / "facts.log").touch()
+            raise error("the data are not there")
+
+    with pytest.raises(error):
+        search(["logs"])
+    assert (tmp_path / "new").exists() == stays
 
 
 def test_who_waits_for_a_folder_that_goes_locks_the_next_one(tmp_path):

@@ -42,6 +42,8 @@ HEAD_BATCH_SIZE = 256
 
 Progress = Callable[[str, int, int], None]
 """Told the part of the data, images encoded, and their number."""
+Place = Callable[[Path, Config, Workload | None], tuple[Path, Sequence[Listener], bool]]
+"""Told where a phase usually lies and what trains there → its folder, who listens, and whether it goes on."""
 
 
 def run_phase(
@@ -49,16 +51,15 @@ def run_phase(
     config: Config,
     *,
     out_dir: Path,
-    listeners: Sequence[Listener],
-    resume: bool,
+    place: Place,
     options: PhaseOptions,
     progress: Progress | None = None,
 ) -> TrainResult:
-    """Run one phase to its end, in ``out_dir/phase``.
+    """Run one phase to its end, in ``out_dir/phase`` or where ``place`` has it.
 
     Raises:
         UsageError: the task is not contrastive, or the encoder of this configuration has no checkpoint yet.
-        RunFolderError: the folder holds a checkpoint and ``resume`` is false, or is of another run.
+        RunFolderError: the folder holds a checkpoint and the phase does not go on, or is of another run.
     """
     workload = build_workload(config)
     if not isinstance(workload.assess, NeighbourAssessment):
@@ -66,17 +67,17 @@ def run_phase(
             f"the phases are those of a contrastive training with validation images, and the task is {config.task}; "
             "write task: contrastive, or use fulltilt train"
         )
-    folder = out_dir / phase
-    if phase == "pretrain":
-        return train(config, out_dir=folder, listeners=listeners, resume=resume)
-    source = _open_features(config, workload, workload.assess, out_dir, progress)
-    if phase == "probe":
-        name, n_epochs = f"linear probe on encoder {source.digest}", options.probe_epochs
-        labelled, validation = source.read_labelled(), source.read_validation()
-        head = build_linear_probe(labelled, validation, classes=source.classes, name=name)
-    else:
-        head, n_epochs = _build_cluster(source, config, options), options.cluster_epochs
-    settings = _build_head_config(config, n_samples=len(head.dataset()), n_epochs=n_epochs)
+    settings, head = config, None
+    if phase != "pretrain":
+        source = _open_features(config, workload, workload.assess, out_dir, progress)
+        if phase == "probe":
+            name, n_epochs = f"linear probe on encoder {source.digest}", options.probe_epochs
+            labelled, validation = source.read_labelled(), source.read_validation()
+            head = build_linear_probe(labelled, validation, classes=source.classes, name=name)
+        else:
+            head, n_epochs = _build_cluster(source, config, options), options.cluster_epochs
+        settings = _build_head_config(config, n_samples=len(head.dataset()), n_epochs=n_epochs)
+    folder, listeners, resume = place(out_dir / phase, settings, head)
     return train(settings, out_dir=folder, listeners=listeners, resume=resume, workload=head)
 
 

@@ -63,9 +63,9 @@ _DATA_PATH = "data.path"
 """A part of the fingerprint: other data are another run, but one that goes on may find its own moved."""
 
 
-def find_run_folders(usual: Path, config: Config) -> FolderChoice:
+def find_run_folders(usual: Path, config: Config, workload: Workload | None = None) -> FolderChoice:
     """Find the folder whose run ``config`` goes on with, and one for it to begin in, beside the usual one."""
-    parts = _describe_run(config, None)
+    parts = _describe_run(config, workload)
     return find_folders(usual, fingerprint_parts=parts, command="train", results=_RESULTS, aging=(_DATA_PATH,))
 
 

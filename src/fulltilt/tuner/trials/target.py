@@ -29,6 +29,7 @@ from fulltilt.tuner.trials.rows import build_row, build_trial, build_turns_row
 
 BUDGET_GONE = "the budget was gone before the first run: {}; give a larger --budget"
 MIN_ANSWER_S = 0.1  # a deadline that has passed already is still one
+LOGS = ("zygote.log", "logs")  # of trial processes, in the folder of a search
 PROBE_ID = "facts"
 ROOFS_ID = "roofs"
 ROOFS_MEASURE_S = 1.5
