@@ -27,7 +27,7 @@ class Stalling:
                 async with self._worker:
                     await asyncio.sleep(self._choose_pause_s())
                 writer.write(ANSWER)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             writer.close()
 
     def _choose_pause_s(self) -> float:

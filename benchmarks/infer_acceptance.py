@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.stats import compute_proportion_interval
-from fulltilt.stats.sequential import ALPHA, BETTER, WORSE, compute_factors, mix_bets
+from fulltilt.stats.sequential import ALPHA, BETTER, WORSE, compute_factors, compute_threshold, mix_bets
 
 CLAIM = (
     "With a look after every response a service exactly at its limit passes in at most 1 % of the trials; one with "
@@ -26,7 +26,7 @@ NEEDS_PEERS = False
 DEVICES = ("cpu",)
 
 LIMIT = 0.01
-N_TRIALS, N_BATCH = 100_000, 2_000
+N_TRIALS, N_BATCH = 50_000, 2_000
 HORIZON, PATIENCE = 20_000, 4_000
 OURS, LOADGEN = "betting, a look after every response", "LoadGen's early stopping, repeated until it passes"
 UNIT = "trial"
@@ -88,7 +88,7 @@ def find_crossing(late_at: Ints, horizon: int, odds: tuple[float, ...], *, is_be
     value = mix_bets(n_late[:, None] * late + (n - n_late)[..., None] * in_time)
     begins = np.concatenate([np.zeros((len(late_at), 1), dtype=np.int64), late_at[:, :-1]], axis=1)
     is_seen = (begins if is_before else late_at) <= horizon
-    is_over = is_seen & (value >= -math.log(ALPHA))
+    is_over = is_seen & (value >= compute_threshold())
     first = is_over.argmax(axis=1)
     if is_before:
         found = _find_first_n(first, late, in_time, horizon)
@@ -105,7 +105,7 @@ def _find_first_n(n_late: Ints, late: Floats, in_time: Floats, horizon: int) -> 
         low, high = int(k), horizon
         while low < high:
             middle = (low + high) // 2
-            is_over = mix_bets(k * late + (middle - k) * in_time) >= -math.log(ALPHA)
+            is_over = mix_bets(k * late + (middle - k) * in_time) >= compute_threshold()
             low, high = (low, middle) if is_over else (middle + 1, high)
         needed[int(k)] = float(low)
     return np.array([needed[int(k)] for k in n_late])

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
-from math import isinf
+from math import exp, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -264,12 +264,14 @@ def _describe_load(outcome: LoadOutcome) -> list[str]:
 
 
 def _describe_details(outcome: LoadOutcome) -> list[str]:
-    test = outcome.test
+    from fulltilt.stats.sequential import compute_threshold
+
+    test, alpha = outcome.test, outcome.plan.alpha
     lines = [f"dependence: {outcome.dependence:.2g} neighbouring responses say as much as one"]
     if test is not None:
         lines.append(
             f"test: {test.decision} after {count(test.n_blocks, 'block')}; evidence {test.evidence_for:.3g} for, "
-            f"{test.evidence_against:.3g} against, {1 / outcome.plan.alpha:.4g} decides"
+            f"{test.evidence_against:.3g} against, {exp(compute_threshold(alpha)):.4g} decides"
         )
     return [*lines, f"ended: {outcome.ended}"]
 

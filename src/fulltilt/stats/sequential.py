@@ -22,6 +22,8 @@ Floats = NDArray[np.float64]
 ALPHA = 0.01
 BETTER, WORSE = (0.1, 0.2, 0.3, 0.45, 0.65), (1.5, 2.5, 5.0, 12.0, 40.0)
 """Odds of being late, in multiples of those of the limit, that the two mixtures are good at, in equal parts."""
+RESERVE = 1.25
+"""How many times 1 / alpha a bet has to reach: less than the bound, since dependence is only estimated."""
 MAX_LAG_SHARE = 0.25  # of the record: farther apart too few pairs are left to tell
 
 
@@ -30,7 +32,7 @@ class ShareTest:
     """What a record of responses says about the share of late ones.
 
     Attributes:
-        evidence_for: Value of the bet that the share is below the limit; decides from 1 / alpha on.
+        evidence_for: Value of the bet that the share is below the limit; decides from 1.25 / alpha on.
         evidence_against: Value of the bet that it is above the limit.
         n_blocks: Blocks of responses that were bet on; single responses where they do not depend on each other.
     """
@@ -50,7 +52,7 @@ def judge_share(is_late: ArrayLike, limit_share: float, *, alpha: float = ALPHA,
     """
     shares = compute_block_shares(np.asarray(is_late, dtype=np.float64), dependence)
     values = [mix_bets(np.log(_bet(shares, limit_share, odds)).sum(axis=0)) for odds in (BETTER, WORSE)]
-    accepts, refuses = (float(value) >= -math.log(alpha) for value in values)
+    accepts, refuses = (float(value) >= compute_threshold(alpha) for value in values)
     return ShareTest(
         decision="accepted" if accepts else "refused" if refuses else "undecided",
         evidence_for=math.exp(min(values[0], 700.0)),
@@ -59,12 +61,17 @@ def judge_share(is_late: ArrayLike, limit_share: float, *, alpha: float = ALPHA,
     )
 
 
+def compute_threshold(alpha: float = ALPHA) -> float:
+    """Compute the logarithm of what a bet has to be worth to decide."""
+    return math.log(RESERVE / alpha)
+
+
 def count_accepting(limit_share: float, alpha: float = ALPHA) -> int:
     """Count the responses that accept where none of them is late and none depends on another; no fewer ever do."""
     in_time = np.log(compute_factors(limit_share, BETTER)[1])
-    most = math.ceil(-math.log(alpha / len(BETTER)) / in_time.max())  # the best bet alone would do then
+    most = math.ceil((compute_threshold(alpha) + math.log(len(BETTER))) / in_time.max())  # the best bet alone does then
     values = mix_bets(np.arange(1, most + 1)[:, None] * in_time)
-    return 1 + int(np.argmax(values >= -math.log(alpha)))
+    return 1 + int(np.argmax(values >= compute_threshold(alpha)))
 
 
 def compute_block_shares(is_late: Floats, dependence: float) -> Floats:

@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 
 from fulltilt.stats import compute_proportion_interval, estimate_dependence, judge_share
-from fulltilt.stats.sequential import BETTER, WORSE, compute_block_shares, compute_factors, count_accepting, mix_bets
+from fulltilt.stats.sequential import (
+    BETTER,
+    WORSE,
+    compute_block_shares,
+    compute_factors,
+    compute_threshold,
+    count_accepting,
+    mix_bets,
+)
 
 LIMIT = 0.01
-THRESHOLD = math.log(100)
+THRESHOLD = compute_threshold()
 
 
 def draw_late(share, n_trials, n, seed):

@@ -1,7 +1,7 @@
 """A client of HTTP/1.1 that costs little: prepared bytes out, a status and a length in, connections kept open.
 
-A request takes 45 µs of this process, one of httpx2 takes 900 µs: on a machine that the server shares, that would be
-measured too.
+A request takes 45 µs of this process, as with plain asyncio streams; one of httpx2 takes 550 µs, which a server on the
+same cores would feel.
 """
 
 import asyncio
