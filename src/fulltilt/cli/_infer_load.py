@@ -223,7 +223,7 @@ def describe_outcome(outcome: LoadOutcome) -> str:
 
 def format_late(outcome: LoadOutcome) -> str:
     assert outcome.late_share is not None
-    return f"{100 * outcome.late_share.measured:.2g} %"
+    return f"{format_rate(100 * outcome.late_share.measured)} %"
 
 
 def _build_table(outcome: LoadOutcome) -> Table:

@@ -14,6 +14,7 @@ from fulltilt.engine.checkpoints.files import find_checkpoint
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import list_rank_devices, read_machine, resolve_device
 from fulltilt.infer.load.outcome import count_histogram
+from fulltilt.infer.manifest import Manifest
 from fulltilt.infer.process import run_measuring
 from fulltilt.infer.targets import (
     STATISTICS,
@@ -111,6 +112,7 @@ def plan_check(
     Raises:
         ConfigError: no target, a load that is missing, several devices.
         UsageError: ``weights`` holds no checkpoint.
+        FulltiltError: ``artefact`` is none.
         DeviceError: the device is not there.
     """
     targets = plan_targets(config, needs_any=needs_targets)
@@ -119,12 +121,13 @@ def plan_check(
     if folder is not None and not find_checkpoint(folder):
         raise UsageError(f"--weights {folder} holds no checkpoint; name the folder of a training")
     task = parse_call(config.task).name
+    manifest = None if artefact is None else _read_manifest(artefact)
     return CheckPlan(
         config=config,
-        name=config.run_name,
+        name=config.run_name if artefact is None else artefact.resolve().name,
         targets=tuple(targets),
         load=load,
-        device=_choose_device(config),
+        device=_choose_device(config) if manifest is None else manifest.device,
         weights=folder,
         must_train=folder is None and artefact is None and ":" not in task,
         artefact=artefact,
@@ -137,9 +140,7 @@ def read_artefact_config(folder: Path) -> Config:
     Raises:
         FulltiltError: the folder holds no artefact.
     """
-    from fulltilt.infer.artefact import read_manifest
-
-    given = read_manifest(folder).config
+    given = _read_manifest(folder).config
     return config_from_values(given["config"], base_dir=given["base_dir"], provenance=given["provenance"])
 
 
@@ -180,7 +181,7 @@ def run_check(
         "weights": None if weights is None else str(weights),
         "artefact": None if plan.artefact is None else str(plan.artefact.resolve()),
     }
-    environment = list_environment(plan_of(config))
+    environment = list_environment(plan_of(config)) if plan.artefact is None else _list_environment(plan.artefact)
     measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress, environment=environment)
     figures = decode(Figures, measured["figures"])
     load = dataclasses.replace(plan.load, n_requests=len(figures.response_s))
@@ -236,6 +237,18 @@ def read_previous(folder: RunFolder, result: CheckResult) -> dict[str, float]:
         if _name_measured(line) == now:
             found |= {target["name"]: target["measured"] for target in line["targets"]}
     return found
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    from fulltilt.infer.artefact import read_manifest  # with what opens artefacts, which most checks do without
+
+    return read_manifest(folder)
+
+
+def _list_environment(artefact: Path) -> dict[str, str]:
+    from fulltilt.infer.search.bench import list_environment
+
+    return list_environment(_read_manifest(artefact).plan)
 
 
 def _name_measured(line: Mapping[str, Any]) -> list[Any]:
