@@ -94,7 +94,7 @@ def test_json_is_the_contract(checked):
         assert low <= target["measured"] <= high
         assert (target["met"], target["verdict"]) == (True, "met")
     load = {"requests_per_s": 30, "samples_per_request": 4, "n_requests": 100, "seed": 42, "n_independent": 72}
-    assert document["load"] == load | {"scenario": "server"}
+    assert document["load"].items() >= {**load, "scenario": "server"}.items()
     assert sum(n for *_, n in document["histogram"]) == 100
     assert 0.05 < document["targets"][1]["measured"] < 2, "GiB of a process with torch and a small model"
     assert document["weights"]["metrics"]["accuracy"] > 0.5

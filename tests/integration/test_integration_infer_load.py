@@ -39,7 +39,7 @@ def test_the_answer_is_the_first_line_and_json_holds_it_all(tmp_path):
     assert low <= document["response_ms"]["p50"]["measured"] <= high
     assert sum(n for *_, n in document["histogram"]) == document["n_requests"]
     assert document["test"]["decision"] == "accepted"
-    assert server.bodies[0]["inputs"] == [[0.5, 1.5]], "the server's own samples"
+    assert {str(body["inputs"]) for body in server.bodies} == {"[[0.5, 1.5]]", "[[2.5, 3.5]]"}, "the server's own"
     assert "Authorization: Bearer of the environment" in server.heads[0]
 
 
@@ -72,7 +72,7 @@ def test_another_server_is_loaded_at_its_path_with_samples_of_a_file(tmp_path):
     assert done.stdout.startswith("p99 is ")
     assert server.heads[0].startswith("POST /mine ")
     assert "Bearer of a file" in server.heads[0]
-    assert server.bodies[0]["inputs"] == [[1], [2], [3], [1], [2], [3], [1], [2]]
+    assert server.bodies[0]["inputs"] == [[1], [2], [3], [1], [2], [3], [1], [2]], "one at a time, so in turn"
 
 
 @pytest.mark.parametrize(
