@@ -1,18 +1,22 @@
 """Lengths, surface, simulated queue, policies, candidates, front: the parts of a search without a process."""
 
 import itertools
+import json
 import math
 
 import numpy as np
 import pytest
 
+from fulltilt.cli._infer_search import print_search
+from fulltilt.cli._shared import build_console
+from fulltilt.hardware import read_machine
 from fulltilt.infer.manifest import Accuracy, Policy
 from fulltilt.infer.search.candidates import build_baseline, list_all, list_structures, list_variants, name_plan
 from fulltilt.infer.search.front import choose, find_front
 from fulltilt.infer.search.journal import FILE, Journal
 from fulltilt.infer.search.lengths import compute_edges, describe_lengths
 from fulltilt.infer.search.policies import Goal, list_policies, rate_policies
-from fulltilt.infer.search.result import Candidate, Live
+from fulltilt.infer.search.result import Candidate, Gain, Live, SearchResult
 from fulltilt.infer.search.simulate import (
     Service,
     compute_quantile_s,
@@ -23,7 +27,7 @@ from fulltilt.infer.search.simulate import (
 )
 from fulltilt.infer.search.surface import Point, Surface, plan_points
 from fulltilt.levers import Facts, Lever
-from fulltilt.records import Plan
+from fulltilt.records import Plan, decode, dumps
 
 LENGTHS = tuple(int(n) for n in np.clip(np.random.default_rng(1).lognormal(3.4, 0.6, 200), 4, 128))
 
@@ -253,3 +257,50 @@ def test_a_journal_answers_once_and_a_recalled_answer_counts_as_long_as_it_took(
     now[0] += 2.0
     assert again.spent_s == 5.0 + 2.0
     assert ":2: unreadable line left out" in again.notes[0]
+
+
+def build_result(tmp_path, n_refused):
+    gain = Gain(times=5.1, ci=(4.8, 5.4), verdict="faster", n_groups=4)
+    live = {"verdict": "met", "requests_per_s": 40.0, "quantile": 0.99, "limit_s": 0.1, "n_responses": 500}
+    accuracy = Accuracy(
+        sqnr_db=30.0, max_abs_error=0.1, n_samples=9, metric="accuracy", metric_fp32=0.978, metric_here=0.977
+    )
+    best = build_row("onnx int8", 510.0, 0.0, 0.1, "chosen", gain=gain, policy=Policy(max_batch=8))
+    best.accuracy, best.live = accuracy, Live(measured_s=0.023, predicted_s=0.02, **live)
+    rows = [best, build_row("eager fp32", 100.0, 0.0, 0.4, "baseline", response_s=0.03)]
+    rows += [
+        Candidate(name=f"r{i}", plan=PLAN, status="refused", reason="it is 20 dB off " * 9) for i in range(n_refused)
+    ]
+    nothing = {"gain_over_naive": None, "artefact": "chosen", "promise": None, "not_applicable": {"aot": "no compiler"}}
+    told = {"strategy": "halving", "seconds": 60.0, "budget_s": 600.0, "n_groups": 9, "stalled_pct": 0.0, "utc": ""}
+    return SearchResult(
+        workload="w",
+        device="cpu",
+        goal=Goal(requests_per_s=40.0, limit_s=0.1),
+        lengths=describe_lengths((1, 1)),
+        chosen="onnx int8",
+        gain=gain,
+        front=("onnx int8",),
+        candidates=tuple(rows),
+        next="fulltilt infer serve chosen",
+        notes=(),
+        out_dir=str(tmp_path),
+        machine=read_machine(),
+        **nothing,
+        **told,
+    )
+
+
+def test_the_last_screen_fits_and_begins_with_the_result(tmp_path, capsys):
+    result = build_result(tmp_path, 30)
+    print_search(build_console(is_screen=True), result, is_verbose=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert "".join(lines[:2]).startswith(
+        "onnx int8 answers 5.1 times as many samples a second as eager fp32 (4.8 to 5.4), p99 23 ms at 40 requests/s, "
+        "accuracy 97.8 → 97.7 %."
+    )
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert any(line.startswith("eager fp32") and "≈ 30" in line and "baseline" in line for line in lines)
+    assert lines[-1] == "· next: fulltilt infer serve chosen"
+    assert decode(SearchResult, json.loads(dumps(result))) == result, "another program can read it"
