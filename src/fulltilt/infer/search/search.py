@@ -13,7 +13,7 @@ import dataclasses
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fulltilt.errors import FulltiltError
@@ -39,6 +39,7 @@ N_FINALISTS = 3
 N_VARIED = 2  # best candidates on which the other levers are tried
 BUILD_SHARE, LOOK_SHARE = 0.5, 0.7  # of the budget, after which no candidate is built, and none looked at
 PASS_S = 0.25  # of eager: how long a pass over real samples takes
+PASS_SAMPLES = (32, 1024)
 N_EXHAUSTIVE = 4  # groups of each candidate in the exhaustive search
 
 
@@ -224,7 +225,7 @@ class Search:
     def prove(self, names: Sequence[str]) -> None:
         """Have finalists take turns with eager on real samples until it is decided who is faster."""
         arms = {name: name for name in (self.base, *names)}
-        n_samples = self._count_pass(arms)
+        n_samples = self._count_pass((self.base, *names))
         orders: dict[str, Order] = {arm: self._order(self.candidates[arm].policy, n_samples) for arm in arms}
         if self.lengths.vary and not self.are_alone:
             arms[NAIVE] = self.base
@@ -268,11 +269,11 @@ class Search:
         low, high = (1 + pct / 100 if math.isfinite(pct) else None for pct in known.ci_pct)
         return Gain(times=known.speedup, ci=(low, high), verdict=known.verdict, n_groups=known.n_groups)
 
-    def _count_pass(self, arms: Mapping[str, str]) -> int:
-        """Count the samples of a pass: a quarter second of eager's, and two whole batches of every policy."""
-        largest = max(self.candidates[arm].policy.max_batch for arm in arms)  # pyright: ignore[reportOptionalMemberAccess]
-        wanted = PASS_S * (self.candidates[self.base].samples_per_s or 1.0)
-        return max(2 * largest, min(1024, math.ceil(wanted)))
+    def _count_pass(self, names: Iterable[str]) -> int:
+        """Count the samples of a pass: a quarter second of eager's, and a whole batch of every policy."""
+        policies = [self.candidates[name].policy or Policy() for name in names]
+        wanted = math.ceil(PASS_S * (self.candidates[self.base].samples_per_s or 1.0))
+        return max(PASS_SAMPLES[0], *(policy.max_batch for policy in policies), min(PASS_SAMPLES[1], wanted))
 
     def _order(self, policy: Policy | None, n_samples: int, *, in_order: bool = False) -> Order:
         return {"policy": encode(policy), "n_samples": n_samples} | ({"in_order": True} if in_order else {})
@@ -280,7 +281,7 @@ class Search:
     def _measure_policies(self, name: str) -> None:
         """Measure all policies of a candidate, eager beside it with its best one, and take the best."""
         policies = self._list_policies(self.candidates[name].plan)
-        n_samples = max(2 * max(p.max_batch for p in policies), self._count_pass({self.base: self.base}))
+        n_samples = max(max(p.max_batch for p in policies), self._count_pass([self.base]))
         base = self._order(self.candidates[self.base].policy, n_samples)
         stages = [{self.base: base, name: self._order(policy, n_samples)} for policy in policies]
         found: list[Evidence[str]] = [Evidence() for _ in policies]
