@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-ACTIONS = ("check", "search", "serve", "load")
+ACTIONS = ("check", "search", "serve", "load", "verify")
 """Each is a module ``_infer_NAME`` with HELP, DESCRIPTION, add_arguments(parser) and run(args)."""
 
 

@@ -1,11 +1,16 @@
 """``fulltilt levers``: print the catalogue for people, or as JSON."""
 
 import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from fulltilt.cli._shared import build_console, print_result, write_json
 from fulltilt.errors import UsageError, format_nearest
-from fulltilt.levers import Lever, load_catalogue
+from fulltilt.levers import Lever, load_catalogue, load_inference_catalogue
 from fulltilt.records import VERSION
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 FIELDS = ("name", "key", "aliases", "default", "unit", "stage", "restart", "trades", "exactness", "summary", "doc")
 """Of a lever, what its JSON holds."""
@@ -17,19 +22,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    catalogue = load_catalogue()
+    training = load_catalogue()
+    inference = {name: lever for name, lever in load_inference_catalogue().items() if name not in training}
+    known = {**training, **inference}
     for name in args.name:
-        if name not in catalogue:
-            raise UsageError(f"no lever is named {name}: {format_nearest(name, catalogue)}")
-    levers = [catalogue[name] for name in args.name] or list(catalogue.values())
+        if name not in known:
+            raise UsageError(f"no lever is named {name}: {format_nearest(name, known)}")
     if args.json:
-        document = [{field: getattr(lever, field) for field in FIELDS} for lever in levers]
-        write_json(args.json, {"version": VERSION, "levers": document})
+        chosen = {"levers": training, "inference_levers": inference}
+        parts = {part: [v for v in c.values() if not args.name or v.name in args.name] for part, c in chosen.items()}
+        document = {p: [{field: getattr(v, field) for field in FIELDS} for v in levers] for p, levers in parts.items()}
+        write_json(args.json, {"version": VERSION, **document})
     elif args.name or args.verbose:
-        for lever in levers:
-            _print_lever(lever)
+        for name in args.name or known:
+            _print_lever(known[name])
     else:
-        _print_catalogue(levers)
+        _print_catalogue(training, inference)
     return 0
 
 
@@ -44,16 +52,22 @@ def _print_lever(lever: Lever) -> None:
     console.print(f"  {lever.doc}\n")
 
 
-def _print_catalogue(levers: list[Lever]) -> None:
+def _print_catalogue(training: Mapping[str, Lever], inference: Mapping[str, Lever]) -> None:
+    console = build_console()
+    console.print(_build_table(training))
+    console.print("\nOf inference, beside precision and threads:\n")
+    console.print(_build_table(inference))
+    console.print()
+    print_result(console, f"{len(training) + len(inference)} levers; `fulltilt levers NAME` shows one in full.")
+
+
+def _build_table(levers: Mapping[str, Lever]) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("lever", "key", "default", "stage", "trades", "what it does"):
         table.add_column(title, overflow="fold")
-    for lever in levers:
+    for lever in levers.values():
         trades = ", ".join(lever.trades)
         table.add_row(lever.name, lever.key, str(lever.default), lever.stage, trades, lever.summary)
-    console = build_console()
-    console.print(table)
-    console.print()
-    print_result(console, f"{len(levers)} levers; `fulltilt levers NAME` shows one in full.")
+    return table

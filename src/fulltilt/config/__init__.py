@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fulltilt.config.calls import ComponentCall, parse_call, parse_pipeline
     from fulltilt.config.loading import config_for_object, config_from_values, load_config, load_points
     from fulltilt.config.model import Config, schema
-    from fulltilt.config.plans import plan_of
+    from fulltilt.config.plans import inference_plan_of, plan_of
     from fulltilt.config.quantities import Interval, Warmup, parse_bytes, parse_duration_s, parse_interval, parse_warmup
     from fulltilt.config.rewriting import check_writable, write_settings
 

@@ -17,7 +17,7 @@ from fulltilt.levers import load_catalogue
 FOREIGN_SECTIONS: tuple[str, ...] = ("training", "gpu")
 """Sections of other projects' files; they may hold any key under its bare name."""
 
-NOT_BARE: frozenset[str] = frozenset({"benchmark", "targets", "data.transform"})
+NOT_BARE: frozenset[str] = frozenset({"benchmark", "targets", "inference", "data.transform"})
 """Sections whose keys need their section: their bare names would be ambiguous or say too little."""
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {

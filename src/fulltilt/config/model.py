@@ -26,7 +26,7 @@ from fulltilt.config.calls import parse_call, parse_pipeline
 from fulltilt.config.hints import admits, describe_type
 from fulltilt.config.quantities import parse_interval, parse_warmup
 from fulltilt.errors import ConfigError, format_nearest
-from fulltilt.levers import Lever, load_catalogue
+from fulltilt.levers import Lever, load_catalogue, load_inference_catalogue
 
 CONFIG_ONLY: Mapping[str, tuple[str, ...]] = {"precision": ("auto",), "placement": ("auto",)}
 """Values a lever takes in a configuration and never in a Plan; the engine resolves them on the device."""
@@ -267,6 +267,19 @@ class Targets(Section):
     )
 
 
+class _Inference(Section):
+    max_length: PositiveInt | None = _key(
+        None, "Longest sample that is answered; null: the longest of the validation data that were looked at."
+    )
+    min_sqnr_db: PositiveFloat = _key(
+        25.0,
+        "Power of the outputs over that of their error against eager fp32, in decibels, that an artefact has at least.",
+    )
+    max_metric_drop_pct: NaturalFloat = _key(
+        1.0, "Most that the workload's metric may lose against eager fp32, whole interval, as a share of its value."
+    )
+
+
 def _check_lever_value(lever: Lever, value: Any) -> Any:
     try:
         if isinstance(value, bool) and not admits(lever.type, bool, Any):
@@ -278,9 +291,9 @@ def _check_lever_value(lever: Lever, value: Any) -> Any:
 
 def _lever_fields(section: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    for lever in load_catalogue().values():
+    for lever in (*load_catalogue().values(), *load_inference_catalogue().values()):
         home, _, name = lever.key.partition(".")
-        if home == section:
+        if home == section and name not in fields:
             extra = CONFIG_ONLY.get(lever.name, ())
             hint = typing.Union[(lever.type, Literal[extra])] if extra else lever.type  # noqa: UP007
             fields[name] = (hint, Field(lever.default, description=lever.summary))
@@ -294,10 +307,13 @@ if TYPE_CHECKING:
     class Speed(_Speed): ...
 
     class RunSection(_RunSection): ...
+
+    class Inference(_Inference): ...
 else:
     Data = create_model("Data", __base__=_Data, **_lever_fields("data"))
     Speed = create_model("Speed", __base__=_Speed, **_lever_fields("speed"))
     RunSection = create_model("RunSection", __base__=_RunSection, **_lever_fields("run"))
+    Inference = create_model("Inference", __base__=_Inference, **_lever_fields("inference"))
 
 
 class Config(Section):
@@ -321,6 +337,7 @@ class Config(Section):
     run: RunSection = RunSection()
     benchmark: Benchmark = Benchmark()
     targets: Targets = Targets()
+    inference: Inference = Inference()
 
     _base_dir: str = PrivateAttr("")
     _source: str | None = PrivateAttr(None)

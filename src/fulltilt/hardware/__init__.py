@@ -19,6 +19,7 @@ from fulltilt.hardware.cpu import (
     has_c_compiler,
     read_cpu_model,
     read_cpu_times,
+    read_instruction_set,
     read_memory_bytes,
     read_pressure,
 )

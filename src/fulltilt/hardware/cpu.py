@@ -81,6 +81,18 @@ def read_cpu_model(root: Root = "/") -> str | None:
     return platform.machine() or None if fields else None
 
 
+_INSTRUCTION_SETS = {
+    "amx_int8": "AMX", "avx512_vnni": "AVX512_VNNI", "avx512f": "AVX512", "avx_vnni": "AVX2_VNNI", "avx2": "AVX2",
+}  # fmt: skip
+"""Flag of /proc/cpuinfo → name, the widest first."""
+
+
+def read_instruction_set(root: Root = "/") -> str:
+    """Read the widest vector instructions that kernels are chosen by; elsewhere than on x86 the architecture."""
+    flags = set((read_text(root, "/proc/cpuinfo") or "").partition("flags")[2].partition("\n")[0].split())
+    return next((name for flag, name in _INSTRUCTION_SETS.items() if flag in flags), platform.machine())
+
+
 def read_memory_bytes(root: Root = "/") -> tuple[int, int]:
     """Read total and available memory of the machine in bytes, limits of control groups left aside."""
     table = parse_table(read_text(root, "/proc/meminfo") or "")

@@ -12,14 +12,17 @@ Sample = tuple[Array, ...]
 """The inputs of one sample, without the batch dimension."""
 
 
+MIN_LENGTH = 2  # padded to: compilers make code of its own for sizes 0 and 1
+
+
 def read_length(sample: Sample, inputs: Sequence[InputSpec]) -> int:
     """Return the length of a sample: the first dimension of the inputs that vary, 1 where none does."""
     return max((array.shape[0] for array, spec in zip(sample, inputs, strict=True) if spec.varies), default=1)
 
 
 def join_samples(samples: Sequence[Sample], inputs: Sequence[InputSpec], length_multiple: int = 1) -> Sample:
-    """Stack samples to arrays with the batch first; inputs that vary are padded to the longest of them."""
-    longest = max(read_length(sample, inputs) for sample in samples)
+    """Stack samples to arrays with the batch first; inputs that vary are padded to the longest, to 2 at least."""
+    longest = max(MIN_LENGTH, *(read_length(sample, inputs) for sample in samples))
     padded = -(-longest // length_multiple) * length_multiple
     return tuple(_stack([sample[i] for sample in samples], spec, padded) for i, spec in enumerate(inputs))
 

@@ -23,6 +23,7 @@ from fulltilt.errors import DataError, FulltiltError, PlanObstacleError, UsageEr
 from fulltilt.levers import Facts, Lever, Setup, find_notes, find_obstacles, load_catalogue, settle_plan
 from fulltilt.measure.nested import SEQUENCES, find_tensor
 from fulltilt.records import Plan
+from fulltilt.tasks import Workload
 
 HELD = ("channels_last", "compile", "precision", "threads")
 """Levers that decide what is measured: in force, or refused by name."""
@@ -51,18 +52,13 @@ class ServedModel:
     def __init__(self, config: Config, *, device: str, samples_per_request: int, weights: Path | None = None):
         self._device = check_device(device)
         workload = build_workload(config)
-        seed_everything(config.run.seed)
-        self.dataset_name = "training set" if workload.validation is None else "validation set"
-        dataset = (workload.validation or workload.dataset)()
-        seed_everything(config.run.seed)
-        model = workload.model()
-        if not isinstance(model, nn.Module):
-            raise UsageError(f"the model is {type(model).__name__}; the function of the workload must return a Module")
-        self.weights = None if weights is None else _load_weights(model, weights)
+        self.dataset_name, dataset = build_samples(workload, config)
+        model = build_model(workload, config)
+        self.weights = None if weights is None else load_weights(model, weights)
         self.n_parameters = sum(parameter.numel() for parameter in model.parameters())
         facts = describe(model, dataset, self._device, is_batch_known=workload.collate is None)
         self._plan, notes = _plan_levers(config, facts)
-        self._setup = setup = _apply_levers(self._plan, model.eval(), self._device)
+        self._setup = setup = _apply_levers(self._plan, model, self._device)
         self.notes, dtype = [*notes, *setup.notes], setup.autocast_dtype
         self._autocast = torch.autocast(self._device.type, dtype=dtype, enabled=dtype is not None)
         self._prepare = workload.prepare
@@ -92,7 +88,7 @@ class ServedModel:
         outputs = self._call(inputs)
         self._synchronize()
         call_s = time.perf_counter() - begin_s
-        _check_finite(outputs)
+        check_finite(outputs)
         return call_s
 
     @property
@@ -158,11 +154,7 @@ class ServedModel:
                 batch = self._transform(batch, self._generator)
             if self._prepare is not None:
                 batch = self._prepare(batch, self._generator)
-        if not isinstance(batch, SEQUENCES) or len(batch) != 2:
-            raise DataError(
-                f"a batch is {type(batch).__name__}, expected (inputs, targets); change the data set's collate"
-            )
-        return batch[0]
+        return split_batch(batch)[0]
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -198,7 +190,38 @@ def _apply_levers(plan: Plan, model: nn.Module, device: torch.device) -> Setup:
     return setup
 
 
-def _load_weights(model: nn.Module, folder: Path) -> dict[str, Any]:
+def build_samples(workload: Workload, config: Config) -> tuple[str, Any]:
+    """Build the data set whose samples are answered, and name it: of validation, where there is one."""
+    seed_everything(config.run.seed)
+    name = "training set" if workload.validation is None else "validation set"
+    return name, (workload.validation or workload.dataset)()
+
+
+def build_model(workload: Workload, config: Config) -> nn.Module:
+    """Build the model in evaluation mode, as training initialises it.
+
+    Raises:
+        UsageError: the workload's function returns something else.
+    """
+    seed_everything(config.run.seed)
+    model = workload.model()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is {type(model).__name__}; the function of the workload must return a Module")
+    return model.eval()
+
+
+def split_batch(batch: Any) -> Any:
+    """Return inputs and targets of a batch.
+
+    Raises:
+        DataError: it is no pair.
+    """
+    if not isinstance(batch, SEQUENCES) or len(batch) != 2:
+        raise DataError(f"a batch is {type(batch).__name__}, expected (inputs, targets); change the data set's collate")
+    return batch
+
+
+def load_weights(model: nn.Module, folder: Path) -> dict[str, Any]:
     """Put the newest checkpoint of a training into ``model``, the running average where it kept one."""
     loaded = load_checkpoint(folder)
     assert loaded is not None, folder  # it existed when the check began
@@ -221,7 +244,8 @@ def _read_endlessly(loader: DataLoader[Any], name: str, samples_per_request: int
             )
 
 
-def _check_finite(outputs: Any) -> None:
+def check_finite(outputs: Any) -> None:
+    """Raise FulltiltError where an output is NaN or infinite."""
     for tensor in tree_leaves(outputs):
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             n_bad = int((~torch.isfinite(tensor.detach().cpu())).sum())

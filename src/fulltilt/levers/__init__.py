@@ -6,6 +6,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from fulltilt.levers._environment import set_before_torch
@@ -20,10 +21,23 @@ BATCH = ("batch_size", "accumulate")
 @functools.cache
 def load_catalogue() -> Mapping[str, Lever]:
     """Return all levers by name, in the order in which the engine applies them."""
+    return _load(importlib.import_module(__name__))
+
+
+@functools.cache
+def load_inference_catalogue() -> Mapping[str, Lever]:
+    """Return the levers of inference by name, in the order in which they are applied.
+
+    precision and threads are keys of training too; what they do to a model that only infers is their own.
+    """
+    return _load(importlib.import_module(f"{__name__}.inference"))
+
+
+def _load(package: ModuleType) -> dict[str, Lever]:
     found = [
-        importlib.import_module(f"{__name__}.{module.name}").LEVER
-        for module in pkgutil.iter_modules(__path__)
-        if not module.name.startswith("_")
+        importlib.import_module(f"{package.__name__}.{module.name}").LEVER
+        for module in pkgutil.iter_modules(package.__path__)
+        if not module.name.startswith("_") and not module.ispkg
     ]
     found.sort(key=lambda lever: (STAGES.index(lever.stage), lever.name))
     return {lever.name: lever for lever in found}
@@ -68,9 +82,13 @@ def list_environment(plan: PlanValues) -> dict[str, str]:
     return {n: text for name, value in plan.items() for n, text in catalogue[name].environment(value).items()}
 
 
-def find_obstacles(plan: PlanValues, facts: Facts) -> list[str]:
-    """Say why this plan cannot apply here, one line per lever; empty when it can."""
-    return _ask(plan, lambda lever, value: lever.guard(value, plan, facts))
+def find_obstacles(plan: PlanValues, facts: Facts, catalogue: Mapping[str, Lever] | None = None) -> list[str]:
+    """Say why this plan cannot apply here, one line per lever; empty when it can.
+
+    Args:
+        catalogue: The plan is over these levers; None: over those of training.
+    """
+    return _ask(plan, lambda lever, value: lever.guard(value, plan, facts), catalogue)
 
 
 NEVER_SETTLED = ("accumulate", "batch_size", "num_workers", "precision")
@@ -103,8 +121,10 @@ def find_reports(plan: PlanValues, setup: Setup) -> list[str]:
     return _ask(plan, lambda lever, value: lever.report(setup))
 
 
-def _ask(plan: PlanValues, question: Callable[[Lever, Any], str | None]) -> list[str]:
+def _ask(
+    plan: PlanValues, question: Callable[[Lever, Any], str | None], catalogue: Mapping[str, Lever] | None = None
+) -> list[str]:
     """Put a question to every lever of a plan; return one line for each that has something to say."""
-    catalogue = load_catalogue()
+    catalogue = load_catalogue() if catalogue is None else catalogue
     said = ((name, value, question(catalogue[name], value)) for name, value in plan.items())
     return [f"{name}={value}: {text}" for name, value, text in said if text]

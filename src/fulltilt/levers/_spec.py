@@ -45,6 +45,9 @@ class Facts:
     n_ranks: int = 1  # processes that train together and divide each micro-batch
     n_threads: int | None = None  # of one operator on the CPU, as torch starts
     n_blocks_mixed: int | None = None  # blocks in a window of block shuffle, None where that is a full shuffle
+    has_linear: bool | None = None  # linear or recurrent layers, which quantization changes
+    has_attention: bool | None = None  # calls of scaled_dot_product_attention
+    packages: tuple[str, ...] | None = None  # optional ones of inference that are installed
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -82,6 +85,11 @@ Count: TypeAlias = AtLeastOne | None
 def set_loader_option(name: str) -> Callable[[Setup, Any], None]:
     """Build the ``apply`` of a lever whose value is a keyword of the DataLoader."""
     return lambda setup, value: setup.loader_options.update({name: value})
+
+
+def note_choice(name: str) -> Callable[[Setup, Any], None]:
+    """Build the ``apply`` of a lever that what builds the run carries out: it finds the value in ``state``."""
+    return lambda setup, value: setup.state.update({name: value})
 
 
 def _say_nothing(*_: Any) -> None:

@@ -1,0 +1,195 @@
+"""How fast every engine of inference is over eager PyTorch, which one is chosen, and how soon an artefact answers.
+
+All engines of a size live in one process, with one thread, and take turns on each shape; the figure is the ratio of CPU
+seconds in one round. The plan is chosen by the first half of the rounds and judged by the second.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._child import call_in_process
+from benchmarks._rounds import compute_geometric_ratios, run_rounds
+from benchmarks._runner import ROOT, Context, Findings
+from benchmarks._schema import Arm, Target, build_arm, judge, judge_median
+
+CLAIM = (
+    "The chosen engine is at least twice as fast as eager PyTorch on a CPU, and an artefact answers within a second."
+)
+NEEDS_PEERS = False
+DEVICES = ("cpu",)
+
+SIZES = ("minilm", "bert_base")
+SHAPES = {"1 × 32": (1, 32), "1 × 128": (1, 128), "8 × 128": (8, 128)}
+EAGER = "eager"
+ENGINES: Mapping[str, Mapping[str, str]] = {
+    EAGER: {},
+    "eager int8": {"quantization": "int8"},
+    "compile": {"engine": "compile"},
+    "compile int8": {"engine": "compile", "quantization": "int8"},
+    "aot": {"engine": "aot"},
+    "onnx": {"engine": "onnx"},
+    "onnx int8": {"engine": "onnx", "quantization": "int8"},
+}
+QUICK = (EAGER, "eager int8", "onnx int8")
+MIN_SQNR_DB, BLOCK_S, N_ROUNDS, N_STARTS = 25.0, 0.1, 16, 7
+Ratios = dict[str, dict[str, list[float]]]
+"""Shape → engine → times as fast as eager, one figure a round."""
+
+
+def run(context: Context) -> Findings:
+    names = QUICK if context.quick else tuple(ENGINES)
+    arms: list[Arm] = []
+    speeds: dict[str, Ratios] = {}
+    sqnr_db: dict[tuple[str, str], float] = {}
+    with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as scratch:
+        for size in SIZES[: 1 if context.quick else None]:
+            folders = {name: Path(scratch) / f"{size}-{name.replace(' ', '-')}" for name in names}
+            for name, folder in folders.items():
+                given = {"size": size, "plan": ENGINES[name], "folder": str(folder)}
+                sqnr_db[size, name] = call_in_process(f"{__name__}:build", given, timeout_s=1200)
+            given = {"folders": {name: str(folder) for name, folder in folders.items()}, "quick": context.quick}
+            speeds[size] = call_in_process(f"{__name__}:measure", given, timeout_s=3600)
+            arms += _build_speed_arms(size, speeds[size])
+            if size == SIZES[0]:
+                starts = _measure_starts(folders, 2 if context.quick else N_STARTS)
+                arms += [_build_start_arm(name, found) for name, found in starts.items()]
+    chosen = {size: _choose(size, ratios, sqnr_db) for size, ratios in speeds.items()}
+    notes = (
+        *(f"{size}: {name} was chosen, {sqnr_db[size, name]:.1f} dB" for size, name in chosen.items()),
+        "SQNR of int8, in dB: "
+        + ", ".join(f"{size} {name} {found:.1f}" for (size, name), found in sqnr_db.items() if "int8" in name),
+        "weights are random: the accuracy of a trained model is the gate's business",
+    )
+    return Findings(arms=tuple(arms), targets=tuple(_judge(speeds, chosen, sqnr_db, starts)), notes=notes)
+
+
+def build(size: str, plan: Mapping[str, str], folder: str) -> float:
+    """Build one artefact, one thread, and return its ratio of signal to error in dB. Runs in a process of its own."""
+    from fulltilt.config import config_from_values, inference_plan_of
+    from fulltilt.infer.artefact import build_artefact, open_artefact
+    from fulltilt.infer.building import measure_accuracy
+    from fulltilt.infer.model import build_inference_model
+
+    values = {"task": f"benchmarks._encoders:{size}", "speed": {"threads": 1}, "run": {"device": "cpu"}}
+    config = config_from_values(values, base_dir=str(ROOT))
+    model = build_inference_model(config, device="cpu", n_samples=64)
+    build_artefact(model, inference_plan_of(config).replace(**plan), Path(folder), name=size)
+    artefact = open_artefact(Path(folder))
+    assert not artefact.is_fallback, artefact.notes
+    return measure_accuracy(model, artefact).sqnr_db
+
+
+def measure(folders: Mapping[str, str], quick: bool) -> Ratios:
+    """Measure all engines in turns on each shape, by CPU seconds. Runs in a process of its own."""
+    from fulltilt.infer.artefact import open_artefact
+
+    runners = {name: open_artefact(Path(folder)).run for name, folder in folders.items()}
+    found: Ratios = {}
+    for shape, (batch, length) in SHAPES.items():
+        inputs = (np.random.default_rng(0).integers(1, 30522, (batch, length)),)
+        begin_s = time.process_time()
+        runners[EAGER](inputs)
+        runners[EAGER](inputs)
+        n_calls = max(1, math.ceil(BLOCK_S / max(1e-4, (time.process_time() - begin_s) / 2)))
+
+        def run_block(name: str, inputs: Any = inputs, n_calls: int = n_calls) -> float:
+            start_s = time.process_time()
+            for _ in range(n_calls):
+                runners[name](inputs)
+            return time.process_time() - start_s
+
+        for name in runners:
+            run_block(name)
+        rounds = run_rounds(list(runners), run_block, n_rounds=2 if quick else N_ROUNDS)
+        found[shape] = {name: compute_geometric_ratios(rounds, EAGER, name) for name in runners}
+    return found
+
+
+def start(folder: str) -> dict[str, float]:
+    """Open an artefact and answer its first sample, in a process that has imported nothing. Seconds, and recompiles."""
+    begin_s = time.perf_counter()
+    from fulltilt.infer.artefact import open_artefact
+
+    artefact = open_artefact(Path(folder))
+    artefact.answer(artefact.samples[:1])
+    first_s = time.perf_counter() - begin_s
+    before = artefact.runner.n_builds
+    for size in (1, 2, 5, 8):
+        artefact.answer(artefact.samples[:size])
+    return {"first_s": first_s, "n_builds": artefact.runner.n_builds - before}
+
+
+def _measure_starts(folders: Mapping[str, Path], n: int) -> dict[str, list[dict[str, float]]]:
+    starts: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
+    for _ in range(n):
+        for name, folder in folders.items():
+            starts[name].append(call_in_process(f"{__name__}:start", {"folder": str(folder)}, timeout_s=600))
+    return starts
+
+
+def _build_speed_arms(size: str, ratios: Ratios) -> list[Arm]:
+    return [
+        build_arm(
+            samples, case=f"{size}, {shape} tokens", arm=name, metric="times_as_fast_as_eager",
+            unit_of_replication="round of all engines in turns, CPU seconds",
+        )
+        for shape, engines in ratios.items()
+        for name, samples in engines.items()
+    ]  # fmt: skip
+
+
+def _build_start_arm(name: str, starts: list[dict[str, float]]) -> Arm:
+    return build_arm(
+        [found["first_s"] for found in starts], case=f"{SIZES[0]}, cold start", arm=name, metric="first_answer_s",
+        unit_of_replication="process", note="from the first import to the first answer",
+    )  # fmt: skip
+
+
+def _choose(size: str, ratios: Ratios, sqnr_db: Mapping[tuple[str, str], float]) -> str:
+    """Choose by the first half of the rounds: the largest geometric mean over shapes within the accuracy."""
+
+    def score(name: str) -> float:
+        halves = [engines[name][: len(engines[name]) // 2] for engines in ratios.values()]
+        return statistics.fmean(math.log(statistics.median(half)) for half in halves)
+
+    allowed = [name for name in next(iter(ratios.values())) if sqnr_db[size, name] >= MIN_SQNR_DB]
+    return max(allowed, key=score)
+
+
+def _judge(
+    speeds: Mapping[str, Ratios],
+    chosen: Mapping[str, str],
+    sqnr_db: Mapping[tuple[str, str], float],
+    starts: Mapping[str, list[dict[str, float]]],
+) -> list[Target]:
+    cells = [(engines, chosen[size]) for size, ratios in speeds.items() for engines in ratios.values()]
+    half = len(cells[0][0][EAGER]) // 2
+    own = [engines[name][half:] for engines, name in cells]
+    best = [max(statistics.median(samples[half:]) for samples in engines.values()) for engines, _ in cells]
+    means = [math.exp(statistics.fmean(map(math.log, together))) for together in zip(*own, strict=True)]
+    shares = [statistics.median(samples) / top for samples, top in zip(own, best, strict=True)]
+    worst = min(own, key=statistics.median)
+    first = chosen[SIZES[0]]
+    first_s = [found["first_s"] for found in starts[first]]
+    n_builds = sum(found["n_builds"] for found in starts[first])
+    accuracy_db = min(sqnr_db[size, name] for size, name in chosen.items())
+    return [
+        judge_median("chosen engine over eager, geometric mean over cells", means, at_least=2.0),
+        judge_median("chosen engine over eager, slowest cell", worst, at_least=1.0),
+        judge(
+            "chosen engine as a share of the best of each cell, geometric mean",
+            math.exp(statistics.fmean(map(math.log, shares))), None, at_least=0.95,
+        ),
+        judge("SQNR of the chosen engine, in dB", accuracy_db, None, at_least=MIN_SQNR_DB),
+        judge_median(f"first answer of {first}, cold, in s", first_s, at_most=1.0),
+        judge("compiled anew over sizes and lengths", float(n_builds), None, at_most=0.0),
+    ]  # fmt: skip

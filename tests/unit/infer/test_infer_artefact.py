@@ -1,0 +1,220 @@
+"""An artefact is what was built, or eager fp32 answers and says why; what no longer holds is found by verify."""
+
+import dataclasses
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from fulltilt.config import config_from_values, inference_plan_of
+from fulltilt.errors import FulltiltError, PlanObstacleError
+from fulltilt.infer import artefact as artefacts
+from fulltilt.infer.artefact import (
+    build_artefact,
+    find_mismatch,
+    open_artefact,
+    read_manifest,
+    write_manifest,
+)
+from fulltilt.infer.building import judge_candidate
+from fulltilt.infer.model import build_inference_model
+from fulltilt.infer.packing import read_samples, write_samples
+from fulltilt.infer.verifying import run as verify_here
+
+TASK = "tests.unit.infer.small_encoder:workload"
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = config_from_values({"task": TASK, "run": {"device": "cpu"}, "speed": {"threads": 1}}, base_dir="")
+    return build_inference_model(config, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def built(model, tmp_path_factory):
+    """A quantised artefact, and the folder of one that is whole, which tests copy."""
+    folder = tmp_path_factory.mktemp("built") / "int8"
+    build_artefact(model, plan_of(model, quantization="int8"), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(built, tmp_path):
+    copy = tmp_path / "artefact"
+    copy.mkdir()
+    for file in built.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    return copy
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def plan_of(model, **changes):
+    return inference_plan_of(model.config).replace(**changes)
+
+
+def change_manifest(folder, **changes):
+    write_manifest(folder, dataclasses.replace(read_manifest(folder), **changes))
+
+
+def verify(folder):
+    said = []
+    verify_here({"folder": str(folder)}, said.append)
+    return said[-1]["measured"]
+
+
+def test_what_was_built_answers_as_it_did_and_holds_real_samples(built, model):
+    opened = open_artefact(built)
+    assert (opened.is_fallback, opened.notes) == (False, ())
+    assert len(opened.samples) == 40
+    for outputs, recorded in zip(opened.answer(opened.samples[:5]), opened.recorded[:5], strict=True):
+        np.testing.assert_allclose(outputs[0], recorded[0], atol=0.02)
+    names = {event.key for event in _profile(lambda: opened.answer(opened.samples[:2]))}
+    assert "quantized::linear_dynamic" in names
+    assert set(opened.manifest.files) == {"samples.npz", "weights.pt"}
+    eager = model.answer(opened.samples[:5])
+    assert max(np.abs(a[0] - b[0]).max() for a, b in zip(eager, opened.recorded[:5], strict=True)) > 1e-4, "it is int8"
+
+
+def _profile(call):
+    with torch.profiler.profile() as seen:
+        call()
+    return seen.key_averages()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"built_with": {"torch": "1.0"}}, "built with torch 1.0, here is"),
+        ({"cpu": "AVX9"}, "built on a CPU with AVX9"),
+        ({"plan": {"engine": "onnx", "quantization": "int8"}}, "engine onnx does not open it"),
+    ],
+)
+def test_what_does_not_belong_here_is_refused_and_eager_fp32_answers(folder, model, changes, why):
+    if "plan" in changes:
+        changes = {"plan": {**read_manifest(folder).plan, **changes["plan"]}}
+    change_manifest(folder, **changes)
+    opened = open_artefact(folder)
+    assert opened.is_fallback
+    assert opened.notes[0].startswith("eager fp32 answers instead: ")
+    assert why in opened.notes[0]
+    for outputs, eager in zip(opened.answer(model.samples[:3]), model.answer(model.samples[:3]), strict=True):
+        np.testing.assert_allclose(outputs[0], eager[0], atol=1e-6)
+
+
+def test_weights_of_another_model_and_torn_files_are_errors_with_both_reasons(folder):
+    (folder / "weights.pt").write_bytes((folder / "weights.pt").read_bytes()[:-100])
+    with pytest.raises(FulltiltError, match=r"weights\.pt is not the file that was built; nor in eager fp32"):
+        open_artefact(folder)
+    (folder / "manifest.json").write_text('{"version": 1, "na')
+    with pytest.raises(FulltiltError, match=r"manifest\.json cannot be read"):
+        open_artefact(folder)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(FulltiltError, match=r"holds no manifest\.json"):
+        open_artefact(folder)
+
+
+class Attack:
+    def __reduce__(self):
+        return os.mkdir, ("attacked",)
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "samples.npz"])
+def test_a_pickle_in_an_artefact_is_not_executed(folder, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    if name == "weights.pt":
+        torch.save({"head.weight": Attack()}, folder / name)
+    else:
+        np.savez(folder / name, input_0=np.array([Attack()], dtype=object), input_0_shapes=np.ones((1, 1), np.int64))
+    change_manifest(folder)  # with the digest of the attacker's file
+    with pytest.raises(FulltiltError):
+        open_artefact(folder).samples  # noqa: B018
+    assert pickle.dumps(Attack())
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_a_plan_that_cannot_apply_and_an_engine_that_cannot_build_say_why(model, tmp_path, monkeypatch):
+    with pytest.raises(PlanObstacleError, match="cuda_graphs=True: CUDA graphs exist on NVIDIA GPUs only"):
+        build_artefact(model, plan_of(model, cuda_graphs=True), tmp_path / "a")
+
+    class Unable:
+        @staticmethod
+        def build(*_):
+            raise RuntimeError("no operator aten::mine\nmuch more")
+
+    monkeypatch.setattr(artefacts, "find_engine", lambda name: Unable)
+    with pytest.raises(
+        FulltiltError, match=r"engine aot cannot build the model \(.*no operator aten::mine\); use another"
+    ):
+        build_artefact(model, plan_of(model, engine="aot"), tmp_path / "a")
+    assert not (tmp_path / "a" / "manifest.json").exists()
+
+
+def test_a_candidate_is_judged_by_its_answers_and_its_gain(model, folder, monkeypatch):
+    monkeypatch.setattr("fulltilt.infer.building.SPEED_S", 0.1)
+    manifest, failures = judge_candidate(model, folder)
+    assert manifest.accuracy.n_samples == 40
+    assert 20 < manifest.accuracy.sqnr_db < 60
+    assert manifest.accuracy.metric == "accuracy"
+    assert manifest.accuracy.changed_labels_pct is not None
+    assert all("eager fp32 in turns" in failure for failure in failures), "layers this small gain nothing by int8"
+    evidence = json.loads((folder / "evidence.json").read_text())
+    assert "quantized::linear_dynamic" in evidence["effect"]["operators"]
+    assert evidence["effect"]["observed"]["quantization"] == "int8"
+    assert read_manifest(folder) == manifest
+    assert "evidence.json" in manifest.files
+
+
+def test_verify_passes_what_holds_and_admits_it_for_another_release(folder, monkeypatch):
+    monkeypatch.setattr("fulltilt.infer.verifying.SPEED_S", 0.1)
+    monkeypatch.setattr("fulltilt.infer.verifying.measure_speed_up", lambda *_, **__: (1.5, 1.4, 1.6))
+    change_manifest(folder, built_with={"torch": "1.0"})
+    found = verify(folder)
+    assert [check["passed"] for check in found["checks"]] == [True] * 4, found
+    assert found["admitted"].startswith("built with torch 1.0, here is")
+    assert find_mismatch(read_manifest(folder)) is None
+    assert not open_artefact(folder).is_fallback
+    assert verify(folder)["admitted"] is None
+
+
+def test_verify_finds_other_answers_other_files_and_what_got_slower(folder, monkeypatch):
+    monkeypatch.setattr("fulltilt.infer.verifying.measure_speed_up", lambda *_, **__: (0.8, 0.7, 0.9))
+    found = {check["name"]: check for check in verify(folder)["checks"]}
+    assert not found["speed"]["passed"]
+    assert "0.80 times as fast" in found["speed"]["text"]
+    write_samples(folder, read_samples(folder), [(a + 0.1,) for (a,) in read_samples(folder, "output")])
+    changed = verify(folder)
+    assert [(c["name"], c["passed"]) for c in changed["checks"]] == [("files", False)]
+    change_manifest(folder)
+    found = {check["name"]: check for check in verify(folder)["checks"]}
+    assert not found["answers"]["passed"]
+    assert read_manifest(folder).built_with == read_manifest(folder).built_with
+
+
+@pytest.mark.slow
+def test_an_onnx_artefact_answers_without_torch(model, tmp_path):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    build_artefact(model, plan_of(model, engine="onnx", quantization="int8"), tmp_path / "a")
+    code = """
+import sys
+from pathlib import Path
+from fulltilt.infer.artefact import open_artefact
+opened = open_artefact(Path(sys.argv[1]))
+assert not opened.is_fallback, opened.notes
+assert len(opened.answer(opened.samples[:4])) == 4
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a"], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr

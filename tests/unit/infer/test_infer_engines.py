@@ -1,0 +1,76 @@
+"""Every engine answers as eager does, for batches and lengths it was not built with, and builds nothing anew."""
+
+import pytest
+import torch
+
+from fulltilt.config import config_from_values, inference_plan_of
+from fulltilt.infer.artefact import build_artefact, open_artefact
+from fulltilt.infer.building import list_shapes, measure_accuracy
+from fulltilt.infer.model import build_inference_model
+
+ENGINES = {
+    "eager-flash": ({"attention": "flash"}, 100, "_scaled_dot_product_flash_attention_for_cpu"),
+    "eager-math": ({"attention": "math"}, 100, "aten::_scaled_dot_product_attention_math"),
+    "eager-bf16": ({"precision": "bf16"}, 20, "aten::addmm"),
+    "eager-int8_weights": ({"quantization": "int8_weights"}, 30, "aten::mm"),
+    "compile": ({"engine": "compile"}, 90, "aten::mm"),
+    "compile-int8": ({"engine": "compile", "quantization": "int8"}, 25, "quantized::linear_dynamic"),
+    "aot": ({"engine": "aot"}, 90, "aoti"),
+    "onnx": ({"engine": "onnx"}, 90, "MatMul"),
+    "onnx-int8": ({"engine": "onnx", "quantization": "int8"}, 25, "MatMulInteger"),
+}
+PACKAGES = {"onnx": ("onnxruntime", "onnxscript"), "int8_weights": ("torchao",)}
+
+
+@pytest.fixture(scope="module")
+def model():
+    values = {"task": "tests.unit.infer.small_encoder:with_states", "run": {"device": "cpu"}, "speed": {"threads": 1}}
+    return build_inference_model(config_from_values(values, base_dir=""), device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_answers_all_declared_shapes_as_eager_does(model, tmp_path, name):
+    changes, least_db, operator = ENGINES[name]
+    for value in changes.values():
+        for package in PACKAGES.get(value, ()):
+            pytest.importorskip(package)
+    plan = inference_plan_of(model.config).replace(**changes)
+    before = torch.get_num_threads()
+    try:
+        build_artefact(model, plan, tmp_path)
+        opened = open_artefact(tmp_path)
+        assert not opened.is_fallback, opened.notes
+        accuracy = measure_accuracy(model, opened)
+        assert accuracy.sqnr_db >= least_db
+        n_builds = opened.runner.n_builds
+        for inputs in list_shapes(opened, (1, 2, 7)):
+            opened.run(inputs)
+        assert opened.runner.n_builds == n_builds, "declared shapes are served by what is there"
+        assert opened.runner.n_graph_runs is None or opened.runner.n_graph_runs > 0
+        seen = opened.runner.list_operators(list_shapes(opened)[0])
+        assert any(operator in each for each in seen), seen
+        levers = opened.runner.read_levers()
+        assert {key: levers[key] for key in levers if key in changes} == {
+            k: v for k, v in changes.items() if k in levers
+        }
+        assert levers["threads"] == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_are_recorded_once_a_shape(tmp_path):
+    values = {"task": "tests.unit.infer.small_encoder:workload", "run": {"device": "cuda"}}
+    model = build_inference_model(config_from_values(values, base_dir=""), device="cuda")
+    plan = inference_plan_of(model.config).replace(engine="compile", cuda_graphs=True)
+    build_artefact(model, plan, tmp_path)
+    opened = open_artefact(tmp_path)
+    shapes = list_shapes(opened, (1, 2))
+    for _ in range(3):
+        for inputs in shapes:
+            opened.run(inputs)
+    recorded = opened.runner.n_builds
+    for inputs in shapes:
+        opened.run(inputs)
+    assert opened.runner.n_builds == recorded
