@@ -60,6 +60,7 @@ def test_an_engine_answers_all_declared_shapes_as_eager_does(model, tmp_path, na
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_cuda_graphs_are_recorded_once_a_shape(tmp_path):
     values = {"task": "tests.unit.infer.small_encoder:workload", "run": {"device": "cuda"}}
     model = build_inference_model(config_from_values(values, base_dir=""), device="cuda")
