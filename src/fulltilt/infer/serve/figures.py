@@ -85,9 +85,10 @@ class Figures:
         return [request for request in self._requests.copy() if request.end_s >= since_s]
 
     def count_batches(self) -> dict[int, int]:
-        """Return the batches of the last minute by size."""
+        """Count the batches of the last minute, by size up to the next power of two."""
         since_s = self._clock() - RECENT_S
-        sizes = collections.Counter(batch.n_samples for batch in self._batches.copy() if batch.end_s >= since_s)
+        recent = (batch.n_samples for batch in self._batches.copy() if batch.end_s >= since_s)
+        sizes = collections.Counter(1 << (n_samples - 1).bit_length() for n_samples in recent)
         return dict(sorted(sizes.items()))
 
     @property

@@ -85,10 +85,10 @@ def _draw_latency(requests: Sequence[Request]) -> str:
 
 def _draw_batches(counts: dict[int, int]) -> str:
     bars = [
-        Bar(label=f"{size} sample{'s' * (size > 1)}", figure=f"{n:,}", parts={"batches": n})
+        Bar(label=f"{size // 2 + 1} to {size}" if size > 2 else str(size), figure=f"{n:,}", parts={"batches": n})
         for size, n in counts.items()
     ]
-    return build_bar_chart(bars, x_title="batches", colours={"batches": COLOURS[0]})
+    return build_bar_chart(bars, x_title="batches, by samples", colours={"batches": COLOURS[0]})
 
 
 def _draw_sources(counts: dict[str, int]) -> str:

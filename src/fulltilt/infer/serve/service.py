@@ -161,14 +161,14 @@ class Service:
         settings = self.settings
         if settings.cache_mib == 0:
             return None
-        folder = settings.cache_dir
-        disk = folder and Disk(Path(folder), most_bytes=settings.cache_disk_mib * MIB, say=self.note)
+        most_bytes = settings.cache_disk_mib * MIB
+        disk = Disk(Path(settings.cache_dir), most_bytes=most_bytes, say=self.note) if settings.cache_dir else None
         return Cache(
             artefact=hashlib.sha256(dumps(self.manifest).encode()).hexdigest(),
             parameters=dumps(list(artefact.notes)),  # where eager stands in, its answers are others
             memory_bytes=settings.cache_mib * MIB,
             expiry_s=settings.cache_expiry_s,
-            disk=disk or None,
+            disk=disk,
         )
 
     def _ask(self, samples: Sequence[Sample], deadline_s: float) -> list[Asked]:
