@@ -9,6 +9,32 @@ from __future__ import annotations
 import sys
 import time
 
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+try:
+    from litserve import LitAPI, LitServer
+except ImportError:  # in ours
+    LitAPI = LitServer = object
+
+
+class Body(BaseModel):
+    inputs: list[list[float]]
+
+
+class NoOp(LitAPI):
+    def setup(self, device):
+        pass
+
+    def decode_request(self, request):
+        return request["inputs"]
+
+    def predict(self, inputs):
+        return [[0.0, 0.0] for _ in inputs]
+
+    def encode_response(self, outputs):
+        return {"outputs": outputs}
+
 
 def serve_ours(port: int, model: str) -> None:
     import numpy as np
@@ -39,39 +65,18 @@ def serve_ours(port: int, model: str) -> None:
 
 def serve_fastapi(port: int, model: str) -> None:
     import uvicorn
-    from fastapi import FastAPI
-    from pydantic import BaseModel
-
-    class Body(BaseModel):
-        inputs: list[list[float]]
 
     app = FastAPI()
 
+    @app.post("/v1/predict")
     def predict(body: Body) -> dict[str, list[list[float]]]:
         return {"outputs": [[0.0, 0.0] for _ in body.inputs]}
 
-    predict.__annotations__ = {"body": Body, "return": dict[str, list[list[float]]]}  # names of a function's own scope
-    app.post("/v1/predict")(predict)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error")
 
 
 def serve_litserve(port: int, model: str) -> None:
-    import litserve
-
-    class NoOp(litserve.LitAPI):
-        def setup(self, device):
-            pass
-
-        def decode_request(self, request):
-            return request["inputs"]
-
-        def predict(self, inputs):
-            return [[0.0, 0.0] for _ in inputs]
-
-        def encode_response(self, outputs):
-            return {"outputs": outputs}
-
-    server = litserve.LitServer(NoOp(api_path="/v1/predict"), accelerator="cpu", workers_per_device=1)
+    server = LitServer(NoOp(api_path="/v1/predict"), accelerator="cpu", workers_per_device=1)
     server.run(host="127.0.0.1", port=port, log_level="error", generate_client_file=False)
 
 

@@ -98,9 +98,8 @@ def measure_capacity(name: str, batch_ms: float, sample_ms: float, limit_ms: flo
     """Load the server with a share of what the simulation says that it can take."""
     service = Service(estimate_s=lambda n_samples, length: (batch_ms + sample_ms * n_samples) / 1000)
     most_per_s = POLICY.max_batch / service.estimate_s(POLICY.max_batch, 1)
-    capacity = estimate_capacity(
-        draw_arrivals([1], 1), 1.2 * most_per_s, POLICY, service, quantile=0.99, limit_s=limit_ms / 1000
-    )
+    limits = {"quantile": 0.99, "limit_s": limit_ms / 1000, "at_most": 1.2 * most_per_s}
+    capacity = estimate_capacity(draw_arrivals([1], 1), POLICY, service, **limits)
     bodies = [json.dumps({"inputs": [[float(n)] * 16]}) for n in range(256)]
     with start_server("ours", f"{batch_ms},{sample_ms}") as port:
         plan = LoadPlan(url=f"http://127.0.0.1:{port}", requests_per_s=SHARE * capacity, seconds=seconds)

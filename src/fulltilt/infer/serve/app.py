@@ -56,7 +56,7 @@ def build_app(service: Service, *, token: str | None = None, hosts: Iterable[str
         service.figures.note_request(status, time.monotonic() - began_s)
         if service.is_draining:
             headers["Connection"] = "close"
-        return Response(json.dumps(document), status, headers, "application/json")
+        return Response(json.dumps(document, ensure_ascii=False), status, headers, "application/json")
 
     app.router.add_route("/v1/predict", predict, methods=["POST"])  # FastAPI's own way costs 0.1 ms more
 
