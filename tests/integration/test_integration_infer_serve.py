@@ -25,7 +25,7 @@ def start(folder, *words):
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
         "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
     }
     with (folder / "said.txt").open("w+") as said:
@@ -62,7 +62,7 @@ def test_a_configuration_is_served_as_it_is_and_ends_at_a_signal(tmp_path):
         assert (status, len(answered["outputs"]), len(answered["outputs"][0])) == (200, 3, 2)
         assert call(f"{url}/v1/predict", json.dumps(samples).encode())[1]["cached"] == [True] * 3
         status, refused = call(f"{url}/v1/predict", b'{"inputs": [[1, 2]]}')
-        assert (status, "expected input: float32 of shape [8]" in refused) == (422, True), refused
+        assert (status, "expected x: float32 of shape [8]" in refused) == (422, True), refused
         assert call(f"{url}/v1/manifest")[1]["plan"]["engine"] == "eager"
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
@@ -70,7 +70,9 @@ def test_a_configuration_is_served_as_it_is_and_ends_at_a_signal(tmp_path):
     assert "own:workload is served in eager as it is; fulltilt infer search finds what is faster" in text
     assert f"try: curl -s {url}/v1/samples | curl -s {url}/v1/predict --json @-" in text
     assert text.splitlines()[-1] == "stopped; everything that was accepted was answered"
-    with start(tmp_path, tmp_path / "runs/infer/mine/eager", "--port", "0", "--cache-dir", "runs/infer/mine") as served:
+    with start(
+        tmp_path, tmp_path / "runs/infer/own_workload/eager", "--port", "0", "--cache-dir", "runs/infer/own_workload"
+    ) as served:
         assert call(f"{served[1]}/v1/predict", json.dumps(samples).encode())[1]["cached"] == [True] * 3, "from disk"
 
 
@@ -81,7 +83,7 @@ def test_others_need_the_token_and_the_network_has_to_be_trusted_by_name(tmp_pat
     assert (done.returncode, "--insecure-lan" in done.stderr) == (2, True)
     with start(tmp_path, "own:workload", "--host", "0.0.0.0", "--insecure-lan", "--port", "0") as (_, url, said):
         assert call(f"{url}/v1/manifest")[0] == 401
-        token = tmp_path / "runs" / "infer" / "mine" / "token"
+        token = tmp_path / "runs" / "infer" / "own_workload" / "token"
         assert str(token.relative_to(tmp_path)) in said.read_text()
         assert token.read_text().strip() not in said.read_text()
         assert call(f"{url}/v1/manifest", token=token.read_text().strip())[0] == 200

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,29 +93,31 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_on_ray(args, folder: Path, settings: Settings, token: str | None, console: Console, tell_start) -> int:
     import signal
+    import threading
 
-    from fulltilt.engine.interrupt import catch_signals
     from fulltilt.infer.serve import ray
 
     n_replicas = (args.replicas, max(args.replicas, args.most_replicas or 0))
-    with catch_signals((signal.SIGINT, signal.SIGTERM)) as stop:
-        try:
-            url = ray.start(
-                folder,
-                settings,
-                host=args.host,
-                port=args.port,
-                token=token,
-                names=args.allow_host,
-                tls=read_tls(args),
-                n_replicas=n_replicas,
-                n_threads=args.threads,
-            )
-            tell_start(url)
-            while not stop:
-                time.sleep(0.2)
-        finally:
-            ray.stop()
+    ray.prepare()
+    try:
+        url = ray.start(
+            folder,
+            settings,
+            host=args.host,
+            port=args.port,
+            token=token,
+            names=args.allow_host,
+            tls=read_tls(args),
+            n_replicas=n_replicas,
+            n_threads=args.threads,
+        )
+        is_over = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):  # in place of Ray's own handlers, which abort
+            signal.signal(number, lambda *_: is_over.set())
+        tell_start(url)
+        is_over.wait()
+    finally:
+        ray.stop()
     console.print("stopped; replicas have answered what they took")
     return 0
 

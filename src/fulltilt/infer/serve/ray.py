@@ -1,6 +1,7 @@
 """Run the same application on Ray Serve: replicas in processes of their own, on one machine or many, autoscaled."""
 
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +10,23 @@ from fulltilt.infer.serve.service import Settings
 from fulltilt.infer.serve.serving import KEEP_ALIVE_S
 from fulltilt.web.listening import LOOPBACK, WILDCARDS, Tls, format_url, list_hosts
 
-NAME = "fulltilt-infer"
+NAME, ADDRESS = "fulltilt-infer", "RAY_ADDRESS"
 GRACE_S = 60.0
 WAITING_SHARE = 0.25  # of the places in line: where more wait at a replica, Ray starts another
+
+
+def prepare() -> None:
+    """Load Ray Serve; a cluster of our own is told to ask for a token, which it reads as it is loaded.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    if ADDRESS not in os.environ:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_urlsafe(24)}
+    try:
+        import ray.serve  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UsageError(f"Ray Serve is not whole: {error.name} is missing; pip install 'fulltilt[ray]'") from None
 
 
 def start(
@@ -31,18 +46,14 @@ def start(
     Args:
         folder: Of the artefact, under the same path on every machine.
         n_replicas: Fewest and most; Ray chooses by how many requests wait.
-
-    Raises:
-        UsageError: Ray Serve is not installed.
     """
-    try:
-        import ray
-        from ray import serve
-    except ModuleNotFoundError as error:
-        raise UsageError(f"several replicas need Ray Serve ({error}); pip install 'fulltilt[ray]'") from None
-    ray.init(
-        address=os.environ.get("RAY_ADDRESS"), include_dashboard=False, log_to_driver=False, ignore_reinit_error=True
-    )
+    import ray
+    from ray import serve
+
+    if ADDRESS in os.environ:
+        ray.init(log_to_driver=False)
+    else:  # not one that another program has started here
+        ray.init("local", include_dashboard=False, log_to_driver=False, _node_ip_address=LOOPBACK[0])
     tls_files = {} if tls is None else {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
     serve.start(http_options={"host": host, "port": port, "keep_alive_timeout_s": KEEP_ALIVE_S, **tls_files})
     application = build_application(
