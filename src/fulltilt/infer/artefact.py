@@ -63,7 +63,7 @@ class Artefact:
         if self.manifest.joins != "pad" and len(samples) > 1:
             return [self.answer([sample])[0] for sample in samples]
         lengths = [read_length(sample, self.manifest.inputs) for sample in samples]
-        outputs = self.run(join_samples(samples, self.manifest.inputs))
+        outputs = self.run(join_samples(samples, self.manifest.inputs, self.manifest.policy.length_multiple))
         return split_outputs(outputs, lengths, self.manifest.outputs_vary)
 
 

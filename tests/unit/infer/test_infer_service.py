@@ -7,9 +7,10 @@ import json
 import httpx2 as httpx
 import numpy as np
 import pytest
-from tests.unit.infer.fake_artefact import FAILS, IS_NAN, FakeArtefact, build_manifest
+from tests.unit.infer.fake_artefact import FAILS, IS_NAN, FakeArtefact, build_manifest, build_sample
 
 from fulltilt.cli import run_command
+from fulltilt.infer.artefact import Artefact
 from fulltilt.infer.manifest import InputSpec, Policy
 from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
 from fulltilt.infer.serve.service import Service, Settings
@@ -418,3 +419,16 @@ def test_what_cannot_be_served_is_refused_before_anything_is_opened(words, said,
     (tmp_path / "artefact" / "manifest.json").write_text("{}")
     assert run_command(["infer", "serve", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_batches_reach_the_model_padded_as_the_policy_says(tmp_path):
+    shapes = []
+
+    def run(inputs):
+        shapes.append(inputs[0].shape)
+        return (inputs[0].sum(axis=1, keepdims=True),)
+
+    manifest = build_manifest(policy=Policy(max_batch=4, length_multiple=4), outputs_vary=(False,))
+    outputs = Artefact(tmp_path, manifest, run, None).answer([build_sample(1, 2, 3, 4, 5), build_sample(1)])
+    assert [array.tolist() for (array,) in outputs] == [[15.0], [1.0]]
+    assert shapes == [(2, 8)]
