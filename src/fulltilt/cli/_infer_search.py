@@ -19,6 +19,7 @@ from fulltilt.cli._shared import (
 )
 from fulltilt.errors import UsageError
 from fulltilt.records import format_rate
+from fulltilt.records.trial import is_busy_pressure
 from fulltilt.report.summary import count, format_duration
 
 if TYPE_CHECKING:
@@ -202,8 +203,11 @@ def _describe_rest(result: SearchResult, *, is_verbose: bool) -> list[str]:
         padded = f"{lengths.padded_to_longest_pct:.0f} % would be padding"
         times = f"; {naive.times:.2g} times eager in order of arrival padded to the longest" if naive else ""
         lines.append(f"lengths {min(lengths.values)} to {lengths.longest}: padded to the longest {padded}{times}")
-    if result.stalled_pct > 5:
-        lines.append(f"the machine was busy: {result.stalled_pct:.0f} % of the time steps stalled")
+    if is_busy_pressure(result.cpu_pressure_pct):
+        lines.append(
+            f"the machine was busy, {result.cpu_pressure_pct:.0f} % of the time somebody waited for a core: candidates "
+            "with several threads suffer most; search again when it is quiet"
+        )
     if is_verbose:
         lines += [f"not applicable: {name}: {why}" for name, why in result.not_applicable.items()]
     elif result.not_applicable:

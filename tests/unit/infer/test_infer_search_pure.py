@@ -272,7 +272,14 @@ def build_result(tmp_path, n_refused):
         Candidate(name=f"r{i}", plan=PLAN, status="refused", reason="it is 20 dB off " * 9) for i in range(n_refused)
     ]
     nothing = {"gain_over_naive": None, "artefact": "chosen", "promise": None, "not_applicable": {"aot": "no compiler"}}
-    told = {"strategy": "halving", "seconds": 60.0, "budget_s": 600.0, "n_groups": 9, "stalled_pct": 0.0, "utc": ""}
+    told = {
+        "strategy": "halving",
+        "seconds": 60.0,
+        "budget_s": 600.0,
+        "n_groups": 9,
+        "cpu_pressure_pct": 9.0,
+        "utc": "",
+    }
     return SearchResult(
         workload="w",
         device="cpu",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fulltilt.errors import DeviceMemoryError, FulltiltError, StorageError, UsageError
+from fulltilt.hardware import read_pressure
 from fulltilt.infer.manifest import Manifest
 from fulltilt.infer.process import run_measuring
 from fulltilt.infer.search.journal import Journal
@@ -55,12 +56,14 @@ class Group:
 
     Attributes:
         stages: Arm → figures, for each stage.
+        cpu_pressure_pct: Of the time, that in which a task on the machine waited for a core.
         failed: Arm, status and reason, where one ended: then there are no stages.
     """
 
     stages: tuple[dict[str, Turns], ...]
     arms: dict[str, ArmFacts]
     seconds: float = 0.0
+    cpu_pressure_pct: float | None = None
     failed: tuple[str, Status, str] | None = None
 
 
@@ -157,7 +160,7 @@ class ProcessBench:
             )
             for arm, name in arms.items()
         }
-        begin_s = time.monotonic()
+        begin_s, before_us = time.monotonic(), read_pressure().some_total_us
         try:
             with open_arms(specs) as live:
                 turns = []
@@ -166,7 +169,10 @@ class ProcessBench:
                         live[arm].order = dict(order)
                     turns.append(run_group({arm: live[arm] for arm in stage}, seconds=seconds))
                 facts = {arm: _describe_arm(one, [stage.get(arm) for stage in stages]) for arm, one in live.items()}
-            return Group(stages=tuple(turns), arms=facts, seconds=time.monotonic() - begin_s)
+            seconds, after_us = time.monotonic() - begin_s, read_pressure().some_total_us
+            waited_us = None if after_us is None or before_us is None else after_us - before_us
+            pressure_pct = None if waited_us is None else waited_us / seconds / 1e4
+            return Group(stages=tuple(turns), arms=facts, seconds=seconds, cpu_pressure_pct=pressure_pct)
         except ArmFailedError as error:
             return Group(stages=(), arms={}, failed=(error.name, error.status, error.reason))
 

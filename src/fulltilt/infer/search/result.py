@@ -98,6 +98,7 @@ class SearchResult:
         gain_over_naive: Over eager fp32 with batches in order of arrival, padded to the longest sample there is.
         front: Candidates that no offered one beats in throughput, accuracy, memory and response at once.
         not_applicable: Combinations that cannot be built here → why.
+        cpu_pressure_pct: While finalists took turns: of the time, that in which a task waited for a core, at most.
         next: The command that serves the chosen artefact.
     """
 
@@ -120,7 +121,7 @@ class SearchResult:
     n_groups: int
     next: str
     notes: tuple[str, ...]
-    stalled_pct: float
+    cpu_pressure_pct: float | None
     out_dir: str
     utc: str
     machine: Machine

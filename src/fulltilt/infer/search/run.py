@@ -153,9 +153,8 @@ def write_chosen(source: Path, target: Path, chosen: Candidate, result: SearchRe
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(source, fresh)
     evidence, values = fresh / EVIDENCE, encode(result)
-    kept = {
-        name: values[name] for name in ("goal", "gain", "gain_over_naive", "strategy", "stalled_pct", "utc", "machine")
-    }
+    told = ("goal", "gain", "gain_over_naive", "strategy", "cpu_pressure_pct", "utc", "machine")
+    kept = {name: values[name] for name in told}
     known = json.loads(evidence.read_text()) | {"search": {"candidate": encode(chosen), **kept}}
     write_atomic(evidence, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
     write_manifest(fresh, dataclasses.replace(read_manifest(fresh), policy=chosen.policy, promise=result.promise))
@@ -206,7 +205,7 @@ def _build_result(
         n_groups=search.n_groups,
         next=f"fulltilt infer serve {artefact}",
         notes=(*journal.notes, *_note_acceptance(chosen)),
-        stalled_pct=search.stalled_pct,
+        cpu_pressure_pct=search.cpu_pressure_pct,
         out_dir=str(out_dir),
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=read_machine(),

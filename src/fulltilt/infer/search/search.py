@@ -54,7 +54,7 @@ class Search:
     goal: Goal
     budget_s: float
     n_groups: int = 0
-    stalled_pct: float = 0.0
+    cpu_pressure_pct: float | None = None  # the most of a group of the proof
     gain_over_naive: Gain | None = None
     are_alone: bool = False  # samples that cannot share a batch
 
@@ -237,12 +237,12 @@ class Search:
             kept, group = self._measure(f"proof {number}", arms, [{arm: orders[arm] for arm in arms}], PROOF_S)
             arms, number = kept, number + 1
             self._proof.add(group.stages[0])
+            self.cpu_pressure_pct = max(group.cpu_pressure_pct or 0.0, self.cpu_pressure_pct or 0.0)
             others = [arm for arm in arms if arm not in (self.base, NAIVE)]
             is_decided = all(self._proof.compare(self.base, arm).is_decided for arm in others)
             is_over = 2 * self.bench.spent_s - begin_s > self.budget_s
             if (is_look(number) and is_decided) or (number >= LEAST_GROUPS and is_over):
                 break
-        self.stalled_pct = self._proof.stalled_pct
         for name in names:
             self._judge(name)
         if number:
