@@ -24,7 +24,7 @@ CLAIM = (
 NEEDS_PEERS = False
 DEVICES = ("cpu",)
 
-RATE_PER_S, SECONDS, N_REPEATS = 100.0, 60.0, 6
+RATE_PER_S, SECONDS, N_REPEATS = 100.0, 60.0, 3
 SERVICE_S = 0.003
 OPEN, CLOSED = "open loop", "closed loop"
 UNIT = "load of a fresh server"
