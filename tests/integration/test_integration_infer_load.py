@@ -106,6 +106,19 @@ def test_what_is_no_server_is_refused_with_the_remedy():
         assert "holds no samples" in run_load(server.url, *words, expect=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((422, {"detail": "ids is ragged"}), 'answers 422 X to /v1/predict ({"detail": "ids is ragged"})'),
+        ((200, b"<html>"), "answers /v1/predict with something that is no JSON"),
+    ],
+)
+def test_what_can_never_be_answered_is_told_before_the_load(answer, said):
+    with StandIn(answer=lambda number, body: answer) as server:
+        assert said in run_load(server.url, "--requests-per-s", "5", expect=2).stderr
+    assert len(server.bodies) == 1
+
+
 def test_what_was_measured_is_told_when_the_load_is_interrupted(tmp_path):
     with StandIn() as server:
         words = [server.url, "--requests-per-s", "100", "--seconds", "600", "--json", "load.json"]
@@ -122,7 +135,7 @@ def test_what_was_measured_is_told_when_the_load_is_interrupted(tmp_path):
         finally:
             process.kill()
     assert process.returncode == 130
-    assert "; interrupted after" in told.splitlines()[0]
+    assert "; interrupted after" in " ".join(told.split("response")[0].split())
     assert said.splitlines()[-1] == "fulltilt infer: interrupted: what was measured until then is above"
     assert json.loads((tmp_path / "load.json").read_text())["n_requests"] >= 20
 

@@ -67,11 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fulltilt.infer.load.http import build_bodies
+    from fulltilt.infer.load.http import build_bodies, build_request, probe
 
     token = read_token(args)
     plan = plan_load(args, token)
     bodies = build_bodies(read_samples(args, token), plan.samples_per_request)
+    if not args.find_rate:
+        build_request(plan, bodies, token)  # says what cannot be, before anything is sent
+    probe(args.url, bodies[0], token=token)
     console = build_console(to_stderr=args.json == "-", is_screen=True)
     if args.find_rate:
         return _find_rate(args, console, plan, bodies, token)
@@ -278,10 +281,10 @@ def _describe_details(outcome: LoadOutcome) -> list[str]:
 
 def _find_rate(args: argparse.Namespace, console: Console, plan: LoadPlan, bodies: list[str], token: str | None) -> int:
     from fulltilt.infer.load.http import MAX_RATE_PER_S
-    from fulltilt.infer.load.rate import MAX_TRIES, find_rate
+    from fulltilt.infer.load.rate import MAX_TRIES, find_rate, summarize_tries
     from fulltilt.stats.sequential import count_accepting
 
-    aside = build_console(to_stderr=True)
+    aside, tries = build_console(to_stderr=True), []
 
     def load_at(rate_per_s: float) -> LoadOutcome:
         trial = dataclasses.replace(plan, requests_per_s=rate_per_s, alpha=plan.alpha / MAX_TRIES)
@@ -289,16 +292,25 @@ def _find_rate(args: argparse.Namespace, console: Console, plan: LoadPlan, bodie
         aside.print(describe_outcome(outcome))
         if interruption is not None:
             raise interruption
+        tries.append(outcome)
         return outcome
 
     needed = count_accepting(1 - plan.quantile, plan.alpha / MAX_TRIES)
-    start_per_s = plan.requests_per_s or _measure_alone(plan, bodies, token)
-    found = find_rate(load_at, start_per_s, min_per_s=SPARE * needed / plan.seconds, max_per_s=MAX_RATE_PER_S)
-    write_json(args.json, found)
-    print_result(console, describe_found(found, plan), style=STYLES["met" if found.accepted else "missed"])
-    if found.accepted:
-        print_outcome(console, found.accepted, is_verbose=args.verbose)
-    return 0 if found.accepted else EXIT_MISSED
+    min_per_s, interruption = SPARE * needed / plan.seconds, None
+    try:
+        start_per_s = plan.requests_per_s or _measure_alone(plan, bodies, token)
+        find_rate(load_at, start_per_s, min_per_s=min_per_s, max_per_s=MAX_RATE_PER_S)
+    except (KeyboardInterrupt, Terminated) as ended:
+        interruption = ended
+    if tries:
+        found = summarize_tries(tries)
+        write_json(args.json, found)
+        print_result(console, describe_found(found, plan), style=STYLES["met" if found.accepted else "missed"])
+        if found.accepted:
+            print_outcome(console, found.accepted, is_verbose=args.verbose)
+    if interruption is not None:
+        raise interruption
+    return 0 if tries and summarize_tries(tries).accepted else EXIT_MISSED
 
 
 def _measure_alone(plan: LoadPlan, bodies: list[str], token: str | None) -> float:

@@ -23,6 +23,7 @@ MAX_REQUESTS = 2_000_000
 LOOK_GROWTH = 1.02  # a look costs more than the responses that came since, if they are few
 PATIENCE_S = 10.0
 PREDICT = "/v1/predict"
+BUSY, MOST_SAID = (429, 503, 504), 300
 
 
 class HttpLoad:
@@ -143,7 +144,7 @@ def build_request(plan: LoadPlan, bodies: Sequence[str], token: str | None) -> d
     n_requests = max(1, round((rate_per_s or 0.0) * plan.seconds)) if plan.scenario == "server" else MAX_REQUESTS
     if n_requests > MAX_REQUESTS:
         raise UsageError(f"{n_requests:,} requests are more than {MAX_REQUESTS:,}; give fewer seconds")
-    path = parts.path if parts.path not in ("", "/") else PREDICT
+    path = _choose_path(plan.url) or parts.path
     head = f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
     head += f"Authorization: Bearer {token}\r\n" if token else ""
     return {
@@ -165,20 +166,38 @@ def build_bodies(samples: Sequence[Any], samples_per_request: int) -> list[str]:
     ]
 
 
-def fetch(url: str, path: str, *, token: str | None = None) -> Any:
-    """Fetch a JSON document from a server.
+def fetch(url: str, path: str, *, token: str | None = None, body: str | None = None) -> Any:
+    """Fetch a JSON document from a server, or its answer to ``body``.
 
     Raises:
-        UsageError: nobody answers there, or with something else.
+        UsageError: nobody answers there, or with something else; a server that only has too much to do is none.
     """
-    request = Request(url.rstrip("/") + path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    request = Request(url.rstrip("/") + path, headers=headers, data=None if body is None else body.encode())
     try:
         with urlopen(request, timeout=PATIENCE_S) as answer:
             return json.loads(answer.read())
     except HTTPError as error:
         with error:
-            raise UsageError(f"{url} answers {error.code} {error.reason} to {path}") from None
+            said = error.read(MOST_SAID).decode(errors="replace")
+        if body is not None and error.code in BUSY:
+            return None
+        raise UsageError(f"{url} answers {error.code} {error.reason} to {path or 'a request'} ({said})") from None
     except (URLError, OSError) as error:
         raise UsageError(f"nobody answers at {url} ({getattr(error, 'reason', error)})") from None
     except ValueError:
-        raise UsageError(f"{url} answers {path} with something that is no JSON") from None
+        raise UsageError(f"{url} answers {path or 'a request'} with something that is no JSON") from None
+
+
+def probe(url: str, body: str, *, token: str | None = None) -> None:
+    """Send one request, so that what can never be answered is told before the load.
+
+    Raises:
+        UsageError: as ``fetch``.
+    """
+    fetch(url, _choose_path(url), token=token, body=body)
+
+
+def _choose_path(url: str) -> str:
+    """Return what is behind a URL that has no path of its own."""
+    return "" if urlsplit(url).path not in ("", "/") else PREDICT

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fulltilt.infer.load.outcome import LoadOutcome
 
@@ -33,22 +33,28 @@ def find_rate(
     ``load_at`` loads the server at a rate. Each try may accept a rate wrongly: its test takes 1 / MAX_TRIES of alpha.
     """
     tries: list[LoadOutcome] = []
-    accepted: LoadOutcome | None = None
-    met_per_s, refused_per_s = 0.0, math.inf
     rate_per_s = min(max(start_per_s, min_per_s), max_per_s)
-    while len(tries) < MAX_TRIES:
-        outcome = load_at(rate_per_s)
-        tries.append(outcome)
-        if outcome.verdict == "met":
-            met_per_s, accepted = rate_per_s, outcome
-        else:
-            refused_per_s = rate_per_s
-        if refused_per_s <= GAP * met_per_s or met_per_s >= max_per_s or refused_per_s <= min_per_s:
-            break
+    while True:
+        tries.append(load_at(rate_per_s))
+        found = summarize_tries(tries)
+        met_per_s, refused_per_s = _read_rate(found.accepted), found.refused_per_s or math.inf
+        is_close = refused_per_s <= GAP * met_per_s or met_per_s >= max_per_s
+        if is_close or refused_per_s <= min_per_s or len(tries) == MAX_TRIES:
+            return found
         rate_per_s = max(_choose_next(met_per_s, refused_per_s, max_per_s), min_per_s)
+
+
+def summarize_tries(tries: Sequence[LoadOutcome]) -> FoundRate:
+    """Return the highest rate that was met, and the lowest that was not."""
+    met = [outcome for outcome in tries if outcome.verdict == "met"]
+    refused = [_read_rate(outcome) for outcome in tries if outcome.verdict != "met"]
     return FoundRate(
-        accepted=accepted, refused_per_s=refused_per_s if refused_per_s < math.inf else None, tries=tuple(tries)
+        accepted=max(met, key=_read_rate, default=None), refused_per_s=min(refused, default=None), tries=tuple(tries)
     )
+
+
+def _read_rate(outcome: LoadOutcome | None) -> float:
+    return 0.0 if outcome is None else outcome.plan.requests_per_s or 0.0
 
 
 def _choose_next(met_per_s: float, refused_per_s: float, max_per_s: float) -> float:
