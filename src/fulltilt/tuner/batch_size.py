@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -79,8 +80,10 @@ def find_batch_size(
 
         def attempt(size: int) -> Trial:
             row = trials(plan.replace(batch_size=size), id=f"b{size}", why="does it fit?", kind=KINDS[mode])
+            if row.reason is not None:  # the folder goes with this call
+                row = dataclasses.replace(row, reason=row.reason.partition(" (log: ")[0])
             if on_attempt is not None:
-                on_attempt(size, "fits" if row.status == "ok" else str(row.reason))
+                on_attempt(size, row.reason or "fits")
             return row
 
         return search(attempt, start=min(start or plan["batch_size"], most), most=most, limit=options)
