@@ -4,7 +4,10 @@ import dataclasses
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal
+
+from fulltilt.records._codec import loads
 
 UNKNOWN, END, PAD = "<unk>", "<eos>", "<pad>"
 WORDS_FILE = "words.json"
@@ -39,6 +42,12 @@ class WordTable:
     @functools.cached_property
     def numbers(self) -> Mapping[str, int]:
         return {word: number for number, word in enumerate(self.words)}
+
+    @classmethod
+    def read(cls, folder: Path) -> "WordTable | None":
+        """Read the words that a training or an artefact keeps in its folder; None: it keeps none."""
+        path = folder / WORDS_FILE
+        return loads(cls, path.read_bytes()) if path.is_file() else None
 
     def encode(self, text: str) -> list[int]:
         """Turn text into numbers; a word that the training did not have becomes ``<unk>``."""

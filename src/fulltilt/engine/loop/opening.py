@@ -37,7 +37,7 @@ from fulltilt.errors import (
 )
 from fulltilt.hardware import describe_process_state
 from fulltilt.levers import select_recipe
-from fulltilt.records import Listener, RunEnded, dumps, loads
+from fulltilt.records import Listener, RunEnded, dumps
 from fulltilt.records.run_folder import FolderChoice, RunFolder, find_folders, write_atomic
 from fulltilt.records.words import WORDS_FILE, WordTable
 from fulltilt.tasks import Workload
@@ -98,7 +98,7 @@ def keep_words(folder: Path, dataset: Any) -> None:
     table, path = getattr(dataset, "word_table", None), folder / WORDS_FILE
     if not isinstance(table, WordTable):
         return
-    if path.exists() and loads(WordTable, path.read_bytes()) != table:
+    if WordTable.read(folder) not in (None, table):
         raise RunFolderError(
             f"{path} holds other words than the data now, and the weights know those; resume with the text that the "
             "run began with (Python's own documentation differs between its releases), or begin in another folder"

@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -28,8 +29,8 @@ from fulltilt.infer.generate.decoding import (
     find_max_length,
     find_vocabulary_size,
 )
-from fulltilt.records import loads
-from fulltilt.records.words import WORDS_FILE, WordTable
+from fulltilt.infer.manifest import Manifest
+from fulltilt.records.words import WordTable
 
 MAX_WAITING = 16
 MAX_NEW_TOKENS = 4096
@@ -126,42 +127,60 @@ class TextService:
         self._worker.shutdown(cancel_futures=True)
 
 
-def find_text_service(artefact: Any) -> TextService | None:
+def find_text_service(folder: Path, manifest: Manifest) -> TextService | None:
     """Build the service of an artefact whose model writes text; None where it does not.
 
     The model answers eagerly in fp32, whatever the artefact's engine is: engines have no cache.
     """
-    given = artefact.manifest.config
+    given = manifest.config
     config = config_from_values(given["config"], base_dir=given["base_dir"], provenance=given["provenance"])
     model = build_workload(config).model()
     generate = find_generate(model)
     if generate is None:
         return None
-    state = torch.load(artefact.folder / "weights.pt", map_location="cpu", weights_only=True)
+    state = torch.load(folder / "weights.pt", map_location="cpu", weights_only=True)
     model.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
-    model.to(artefact.manifest.device).eval()
-    path = artefact.folder / WORDS_FILE
-    table = loads(WordTable, path.read_bytes()) if path.exists() else None
+    model.to(manifest.device).eval()
+    table = WordTable.read(folder)
     return TextService(generate, table=table, n_words=find_vocabulary_size(model), max_length=find_max_length(model))
 
 
-def build_router(service: TextService) -> APIRouter:
-    """Build the route; the application that includes it checks who asks and how long a body is."""
+def build_router(service: TextService, host: Any = None) -> APIRouter:
+    """Build the route; the application that includes it checks who asks and how long a body is.
+
+    Args:
+        host: Has ``is_ready``, and counts in ``n_open`` the requests that a drain waits for.
+    """
     router = APIRouter()
 
     @router.post("/v1/generate")
     async def generate(body: GenerateBody) -> StreamingResponse:
         service.refuse_flood()
+        if host is not None and not host.is_ready:
+            raise HTTPException(503, "the service is draining", headers={"Retry-After": "1"})
         try:
             prompt = service.read_prompt(body)
         except UsageError as error:
             raise HTTPException(422, str(error)) from None
-        return StreamingResponse(_encode(service.stream(prompt, body)), media_type="text/event-stream")
+        return StreamingResponse(_encode(service.stream(prompt, body), host), media_type="text/event-stream")
 
     return router
 
 
-async def _encode(events: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[str]:
-    async with contextlib.aclosing(events):
-        async for event in events:
-            yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+async def _encode(events: AsyncGenerator[dict[str, Any], None], host: Any) -> AsyncIterator[str]:
+    with _counted(host):
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+
+@contextlib.contextmanager
+def _counted(host: Any) -> Iterator[None]:
+    if host is None:
+        yield
+        return
+    host.n_open += 1
+    try:
+        yield
+    finally:
+        host.n_open -= 1

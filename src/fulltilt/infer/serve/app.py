@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fulltilt.infer.generate import may_write_text
 from fulltilt.infer.serve.batcher import FullError
 from fulltilt.infer.serve.crew import LateError
 from fulltilt.infer.serve.page import render_page
@@ -59,6 +60,13 @@ def build_app(service: Service, *, token: str | None = None, hosts: Iterable[str
         return Response(json.dumps(document, ensure_ascii=False), status, headers, "application/json")
 
     app.router.add_route("/v1/predict", predict, methods=["POST"])  # FastAPI's own way costs 0.1 ms more
+
+    if service.folder is not None and may_write_text(service.manifest):
+        from fulltilt.infer.generate.endpoint import build_router, find_text_service
+
+        text = find_text_service(service.folder, service.manifest)
+        if text is not None:
+            app.include_router(build_router(text, service))
 
     @app.get("/v1/manifest")
     async def read_manifest() -> JSONResponse:
@@ -106,8 +114,9 @@ async def _predict(service: Service, request: Request, began_s: float) -> Reply:
     try:
         deadline_s = _read_deadline_s(request, service, began_s)
         body = await request.body()
-        read = run_in_threadpool(read_samples, body, service.manifest) if len(body) > LARGE_BYTES else None
-        samples = read_samples(body, service.manifest) if read is None else await read
+        given = (body, service.manifest, service.word_table)
+        read = run_in_threadpool(read_samples, *given) if len(body) > LARGE_BYTES else None
+        samples = read_samples(*given) if read is None else await read
         found = await service.answer(samples, deadline_s=deadline_s, is_gone=request.is_disconnected)
     except MalformedError as error:
         return _refuse(400, str(error))

@@ -18,6 +18,7 @@ from fulltilt.infer.serve.crew import Crew, LateError, Result
 from fulltilt.infer.serve.disk import Disk
 from fulltilt.infer.serve.figures import Figures
 from fulltilt.records import dumps
+from fulltilt.records.words import WordTable
 
 LOOK_S = 0.1  # between looks at whether a client is still there
 MIB = 1 << 20
@@ -92,6 +93,8 @@ class Service:
         self._say, self._clock, self.settings = say, clock, settings
         first = artefacts[0]
         self.manifest, self.samples = first.manifest, first.samples
+        self.folder: Path | None = getattr(first, "folder", None)
+        self.word_table = None if self.folder is None else WordTable.read(self.folder)
         self.notes = list(first.notes)
         self.figures = Figures(clock=clock)
         self.is_draining, self.n_open = False, 0

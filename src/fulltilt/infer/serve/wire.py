@@ -8,6 +8,7 @@ import numpy as np
 
 from fulltilt.infer.joining import Array, Sample
 from fulltilt.infer.manifest import InputSpec, Manifest
+from fulltilt.records.words import WordTable
 
 TAKEN = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}  # kind of an input → kinds of numbers that it takes
 
@@ -20,8 +21,8 @@ class UnfitError(Exception):
     """A sample does not fit the model: status 422."""
 
 
-def read_samples(body: bytes, manifest: Manifest) -> list[Sample]:
-    """Read ``{"inputs": [sample, …]}``.
+def read_samples(body: bytes, manifest: Manifest, words: WordTable | None = None) -> list[Sample]:
+    """Read ``{"inputs": [sample, …]}``, or with the ``words`` of the training ``{"texts": ["…", …]}``.
 
     Raises:
         MalformedError: it is not of that form.
@@ -31,12 +32,22 @@ def read_samples(body: bytes, manifest: Manifest) -> list[Sample]:
         document = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise MalformedError(f'the body is not JSON ({error}); send {{"inputs": [sample, …]}}') from None
+    if isinstance(document, dict) and "texts" in document:
+        return _read_texts(document["texts"], manifest, words)
     given = document.get("inputs") if isinstance(document, dict) else None
     if not isinstance(given, list):
         raise MalformedError('the body is not {"inputs": [sample, …]}; send an object with a list of samples')
     if not given:
         raise UnfitError("inputs holds no sample; send at least one")
     return [_read_sample(sample, manifest, f"inputs[{n}]") for n, sample in enumerate(given)]
+
+
+def _read_texts(texts: Any, manifest: Manifest, words: WordTable | None) -> list[Sample]:
+    if words is None:
+        raise UnfitError("texts cannot be read: the words of the training are not kept with this model; send inputs")
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise MalformedError('texts is not a list of texts; send {"texts": ["…", …]}')
+    return [_read_sample(words.encode(text), manifest, f"texts[{n}]") for n, text in enumerate(texts)]
 
 
 def write_samples(samples: Sequence[Sample]) -> list[Any]:
