@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,13 @@ from fulltilt.infer.packing import SAMPLES, read_samples, write_samples
 from fulltilt.levers import find_obstacles, load_inference_catalogue
 from fulltilt.records import dumps, loads
 from fulltilt.records.run_folder import write_atomic
+from fulltilt.records.words import WORDS_FILE
 
 if TYPE_CHECKING:
     from fulltilt.infer.model import InferenceModel
 
 MANIFEST, EVIDENCE, WEIGHTS = "manifest.json", "evidence.json", "weights.pt"
-NOT_OF_THE_ENGINE = (SAMPLES, EVIDENCE, WEIGHTS)
+NOT_OF_THE_ENGINE = (SAMPLES, EVIDENCE, WEIGHTS, WORDS_FILE)
 N_STORED = 256
 PACKAGES = ("torch", "onnxruntime")
 
@@ -82,6 +84,9 @@ def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Pat
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
     torch.save(model.module.state_dict(), folder / WEIGHTS)
+    words = model.weights and Path(model.weights["checkpoint"]).with_name(WORDS_FILE)
+    if words and words.is_file():
+        shutil.copyfile(words, folder / WORDS_FILE)
     samples = model.samples[:N_STORED]
     write_samples(folder, samples)
     engine = find_engine(plan["engine"])
