@@ -5,21 +5,24 @@ import torch
 
 from fulltilt.config import config_from_values, inference_plan_of
 from fulltilt.infer.artefact import build_artefact, open_artefact
-from fulltilt.infer.building import list_shapes, measure_accuracy
+from fulltilt.infer.building import judge_candidate, list_shapes, measure_accuracy
 from fulltilt.infer.model import build_inference_model
+
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "FutureWarning")]
+"""Of what torch's compilers do themselves."""
 
 ENGINES = {
     "eager-flash": ({"attention": "flash"}, 100, "_scaled_dot_product_flash_attention_for_cpu"),
     "eager-math": ({"attention": "math"}, 100, "aten::_scaled_dot_product_attention_math"),
     "eager-bf16": ({"precision": "bf16"}, 20, "aten::addmm"),
     "eager-int8_weights": ({"quantization": "int8_weights"}, 30, "aten::mm"),
-    "compile": ({"engine": "compile"}, 90, "aten::mm"),
-    "compile-int8": ({"engine": "compile", "quantization": "int8"}, 25, "quantized::linear_dynamic"),
-    "aot": ({"engine": "aot"}, 90, "aoti"),
+    "compile": ({"engine": "compile"}, 90, "CompiledFxGraph"),
+    "compile-int8": ({"engine": "compile", "quantization": "int8"}, 25, "aten::_int_mm"),
+    "aot": ({"engine": "aot"}, 90, ""),
     "onnx": ({"engine": "onnx"}, 90, "MatMul"),
-    "onnx-int8": ({"engine": "onnx", "quantization": "int8"}, 25, "MatMulInteger"),
+    "onnx-int8": ({"engine": "onnx", "quantization": "int8"}, 25, "DynamicQuantize"),
 }
-PACKAGES = {"onnx": ("onnxruntime", "onnxscript"), "int8_weights": ("torchao",)}
+PACKAGES = {"onnx": ("onnxruntime", "onnxscript"), "int8_weights": ("torchao",), "int8": ("torchao",)}
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,16 @@ def test_an_engine_answers_all_declared_shapes_as_eager_does(model, tmp_path, na
         assert levers["threads"] == 1
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_a_package_whose_int8_weights_are_multiplied_in_fp32_is_caught(model, tmp_path):
+    """No-op 2 of the gates' tests for real: pytorch/ao#4566. The package is faster than eager, but not by int8."""
+    pytest.importorskip("torchao")
+    plan = inference_plan_of(model.config).replace(engine="aot", quantization="int8_weights")
+    build_artefact(model, plan, tmp_path)
+    _, failures = judge_candidate(model, tmp_path)
+    assert any("quantization int8_weights did not run" in failure for failure in failures), failures
 
 
 @pytest.mark.gpu

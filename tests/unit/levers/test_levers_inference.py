@@ -28,6 +28,7 @@ DEFAULTS = {name: lever.default for name, lever in load_inference_catalogue().it
         ({"quantization": "int8"}, replace(CPU, has_linear=False), "no linear layer"),
         ({"quantization": "int8", "precision": "bf16"}, CPU, "use precision fp32, not bf16"),
         ({"quantization": "int8_weights"}, replace(CPU, packages=()), "needs torchao"),
+        ({"quantization": "int8", "engine": "compile"}, replace(CPU, packages=()), "needs torchao"),
         ({"quantization": "int8_weights", "engine": "onnx"}, CPU, "use quantization int8"),
         ({"quantization": "int4_weights"}, CPU, "for GPUs"),
         ({"quantization": "int4_weights"}, GPU, "set precision bf16"),

@@ -28,7 +28,10 @@ def _find_obstacle(value: str, plan: PlanValues, facts: Facts) -> str | None:
             return "dynamic int8 computes on a CPU; use int8_weights"
         if engine == "aot":
             return "PyTorch cannot export its dynamic int8 layers; use engine onnx or compile"
-        return f"its other layers compute in fp32; use precision fp32, not {precision}" if precision != "fp32" else None
+        if precision != "fp32":
+            return f"its other layers compute in fp32; use precision fp32, not {precision}"
+        if engine != "compile":
+            return None
     if facts.packages is not None and "torchao" not in facts.packages:
         return "needs torchao; pip install 'fulltilt[infer]'"
     if engine == "onnx":
@@ -107,7 +110,8 @@ LEVER = Lever(
         "those of ONNX Runtime: 1.5 to 2.3 and 1.4 to 2.9 times as fast as eager fp32 on a CPU with AVX2, errors 25 "
         "to 36 dB below the outputs of random weights. There ONNX Runtime keeps weights to 7 bits (reduce_range), or "
         "sums of two products saturate; that costs no time and gains 2 to 3 dB. PyTorch calls its own deprecated in "
-        "favour of torchao, whose dynamic int8 is 15 times slower than fp32 on that CPU, so it is not used here. "
+        "favour of torchao's, which in eager mode is 15 times slower than fp32 on that CPU; engine compile alone "
+        "takes it, with constants frozen, because every layer of PyTorch's own breaks the compiled graph. "
         "int8_weights and int4_weights are torchao's: for a GPU whose time goes into reading weights (a batch of few "
         "tokens); on a CPU they save memory only. The accuracy gate decides whether a model stands it."
     ),
