@@ -48,7 +48,7 @@ N_ROUNDS, N_REQUESTS = 15, 300  # of a block
 REPLICATION = "round of two blocks an arm, one request after the other"
 MODELS = {  # name → milliseconds a batch, milliseconds a sample, limit of p99 in ms
     "6 ms a sample": (0.0, 6.0, 50.0),
-    "8 ms a batch and 0.5 ms a sample": (8.0, 0.5, 50.0),
+    "20 ms a batch and 2 ms a sample": (20.0, 2.0, 150.0),
 }
 SHARE = 0.85
 LOAD_S = 40.0
