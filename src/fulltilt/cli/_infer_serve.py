@@ -76,8 +76,6 @@ def run(args: argparse.Namespace) -> int:
         aside.print(f"note: {note}")
 
     with open_service(folder, settings, n_replicas=args.replicas, n_threads=args.threads, say=say) as service:
-        for note in service.notes:
-            say(note)
         serve(
             service,
             host=args.host,

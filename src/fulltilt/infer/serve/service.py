@@ -77,7 +77,7 @@ class Service:
         notes: What a user should know: why eager answers, what memory and disk did.
 
     Args:
-        say: Told of every note that comes later.
+        say: Told of every note.
         is_warmed_up: Each replica answers its shortest sample, and a full batch of its longest, before it is ready.
     """
 
@@ -95,7 +95,9 @@ class Service:
         self.manifest, self.samples = first.manifest, first.samples
         self.folder: Path | None = getattr(first, "folder", None)
         self.word_table = None if self.folder is None else WordTable.read(self.folder)
-        self.notes = list(first.notes)
+        self.notes: list[str] = []
+        for text in first.notes:
+            self.note(text)
         self.figures = Figures(clock=clock)
         self.is_draining, self.n_open = False, 0
         self._flights: dict[bytes, Entry] = {}

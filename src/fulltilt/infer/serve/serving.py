@@ -78,7 +78,7 @@ def open_service(
 
     Args:
         n_threads: Of each replica; None: what the plan says.
-        say: Told of notes that come later.
+        say: Told of every note.
 
     Raises:
         FulltiltError: it cannot be opened, and eager cannot stand in.
