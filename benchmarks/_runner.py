@@ -42,7 +42,7 @@ PEERS_OF_TRAINING = ("lightning", "accelerate", "pytorch-autotune", "optuna", "p
 PEERS_OF_TESTS = ("transformers", "pytest", "pytest-timeout", "hypothesis")
 TESTS_WITH_PEERS = (
     "tests/unit/integrations", "tests/unit/listeners/test_listeners_trackers.py",
-    "tests/unit/benchmarks/test_benchmarks_tuner_peers.py",
+    "tests/unit/benchmarks/test_benchmarks_tuner_peers.py", "tests/unit/infer/test_infer_generate.py",
 )  # fmt: skip
 PACKAGES = (
     "fulltilt", "torch", "lightning", "accelerate", "pytorch-autotune", "optuna", "timm", "torchvision", "spdl",
