@@ -204,3 +204,42 @@ def test_a_flood_is_refused_and_an_error_midway_is_the_last_event():
     assert first["token"] == 3
     assert "ValueError: planted" in last["error"]
     service.close()
+
+
+def build_text_manifest():
+    from fulltilt.infer.manifest import InputSpec, Manifest
+
+    spec = InputSpec(name="words", dtype="int64", shape=(None,))
+    given = {"name": "m", "plan": {}, "device": "cpu", "inputs": (spec,), "max_length": 3, "built_with": {}, "cpu": ""}
+    return Manifest(**given, n_parameters=1, files={}, config={})
+
+
+def test_a_service_reads_texts_by_the_words_of_the_training():
+    from fulltilt.infer.serve.wire import MalformedError, UnfitError, read_samples
+
+    table = WordTable(words=("<pad>", "<unk>", "try", "statement"), tokenizer="words", max_length=3)
+    (first,), (second,) = read_samples(b'{"texts": ["try a statement and more", "try"]}', build_text_manifest(), table)
+    assert (first.tolist(), second.tolist()) == ([2, 1, 3], [2]), "cut as the training cut"
+    for body, words, kind, said in [
+        (b'{"texts": ["try"]}', None, UnfitError, "words of the training are not kept"),
+        (b'{"texts": [""]}', table, UnfitError, "its length is 0"),
+        (b'{"texts": [3]}', table, MalformedError, "list of texts"),
+    ]:
+        with pytest.raises(kind, match=said):
+            read_samples(body, build_text_manifest(), words)
+
+
+def test_a_training_keeps_its_words_and_refuses_to_go_on_with_others(tmp_path):
+    from types import SimpleNamespace
+
+    from fulltilt.engine.loop.opening import keep_words
+    from fulltilt.errors import RunFolderError
+
+    table = WordTable(words=("<unk>", "a"), tokenizer="words")
+    keep_words(tmp_path, SimpleNamespace(word_table=table))
+    assert WordTable.read(tmp_path) == table
+    keep_words(tmp_path, SimpleNamespace(word_table=table))
+    with pytest.raises(RunFolderError, match="holds other words than the data now"):
+        keep_words(tmp_path, SimpleNamespace(word_table=WordTable(words=("<unk>", "b"), tokenizer="words")))
+    keep_words(tmp_path / "images", SimpleNamespace())
+    assert not (tmp_path / "images").exists()
