@@ -10,7 +10,7 @@ import pytest
 from tests.unit.tuner.tuner_cases import build_bare_row
 
 from fulltilt.levers import Facts, default_plan
-from fulltilt.records import PROBES, Plan
+from fulltilt.records import Plan
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner.question.space import Space
 from fulltilt.tuner.search.journal import Journal
@@ -100,7 +100,10 @@ def test_it_ends_next_to_the_best_of_the_grid_in_few_runs(machine):
     assert find_fastest_rate(session) >= 0.97 * find_best_rate(machine)
     assert len(session.rows) <= 10
     assert len(session.rows) + sum(row.kind != "memory" for row in session.probes) <= 24
-    assert ({row.kind for row in session.probes}, {row.kind for row in session.rows}) == ({*PROBES}, {"end_to_end"})
+    assert ({row.kind for row in session.probes}, {row.kind for row in session.rows}) == (
+        {"device", "loader", "memory"},
+        {"end_to_end"},
+    )
     assert all(row.why for row in session.probes)
     device = [row.plan for row in session.probes if row.kind == "device"]
     assert {(plan["num_workers"], plan["pin_memory"]) for plan in device} == {(0, False)}
