@@ -17,7 +17,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # two tests at once must n
 CHECK = [sys.executable, "-m", "fulltilt", "infer", "check"]
 # Far away from what any machine does: a test is no judge of the machine it runs on.
 EASY = ["targets.batch_latency_ms={p90: 600000}", "targets.response_s={p95: 6000, max: 6000}"]
-LOAD = ["targets.requests_per_s=30", "targets.samples_per_request=4"]
+LOAD = ["targets.requests_per_s=100", "targets.samples_per_request=4"]
 SMALL = [*EASY, *LOAD, "targets.samples_per_hour=100", "run.epochs=1"]
 PATIENCE_S = 300
 
@@ -141,6 +141,7 @@ def own(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_workload_of_the_users_own_is_measured_as_it_is_built(own):
     words = ["mine:workload", "targets.response_s={p50: 600}", "targets.requests_per_s=50", "data.batch_size=4"]
     document = json.loads(run_check(*words, "--json", "-", cwd=own).stdout)
@@ -152,6 +153,7 @@ def test_a_workload_of_the_users_own_is_measured_as_it_is_built(own):
     assert "a word of the user's own" in (own / "runs" / "infer" / "mine_workload" / "measuring.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "samples", "said"), [("single", 1, "one stream, each"), ("multi", 8, "several")])
 def test_a_stream_of_requests_needs_no_rate(own, scenario, samples, said):
     words = ["mine:workload", "targets.response_s={p90: 600}", f"targets.scenario={scenario}", "--json", "out.json"]
@@ -246,6 +248,7 @@ def _is_alive(pid):
     return False
 
 
+@pytest.mark.slow
 def test_an_artefact_is_measured_with_its_own_samples_and_the_targets_it_was_built_with(own):
     pytest.importorskip("fulltilt.infer.artefact")
     build = (

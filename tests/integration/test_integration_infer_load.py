@@ -43,6 +43,7 @@ def test_the_answer_is_the_first_line_and_json_holds_it_all(tmp_path):
     assert "Authorization: Bearer of the environment" in server.heads[0]
 
 
+@pytest.mark.slow
 def test_a_limit_out_of_reach_is_missed_at_once_and_refusals_are_told():
     with StandIn(answer=lambda number, body: (429, {}) if number % 2 else (200, {})) as server:
         words = [server.url, "--requests-per-s", "200", "--p99-ms", "60000", "--seconds", "60", "--verbose"]

@@ -34,6 +34,7 @@ def verify(folder, words, settings, *, epochs=1, **options):
     return run_verification(words, settings, folder=folder / "verify", seed=7, n_pairs=2, epochs=epochs, **options)
 
 
+@pytest.mark.slow
 def test_both_plans_are_trained_in_turn_and_a_second_call_trains_nothing(tmp_path):
     told = []
     made = verify(tmp_path, WORDS, SETTINGS, epochs=2, on_run=lambda *said: told.append(said))

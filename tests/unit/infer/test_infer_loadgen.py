@@ -91,6 +91,7 @@ def test_a_single_stream_has_the_percentiles_of_the_calls_in_both(tmp_path):
     assert len(theirs.calls_s) == len(answers) == N
 
 
+@pytest.mark.slow
 def test_a_stall_is_in_the_percentiles_of_both_under_poisson_arrivals(tmp_path):
     settings = {"server_target_qps": RATE_PER_S, "server_target_latency_ns": 10**9}
     summary, _ = run_loadgen(Service(), loadgen.TestScenario.Server, tmp_path, **settings)
