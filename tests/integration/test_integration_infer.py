@@ -17,7 +17,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # two tests at once must n
 CHECK = [sys.executable, "-m", "fulltilt", "infer", "check"]
 # Far away from what any machine does: a test is no judge of the machine it runs on.
 EASY = ["targets.batch_latency_ms={p90: 600000}", "targets.response_s={p95: 6000, max: 6000}"]
-LOAD = ["targets.requests_per_s=100", "targets.samples_per_request=4"]
+LOAD = ["targets.requests_per_s=30", "targets.samples_per_request=4"]
 SMALL = [*EASY, *LOAD, "targets.samples_per_hour=100", "run.epochs=1"]
 PATIENCE_S = 300
 
@@ -73,7 +73,7 @@ def checked(tmp_path_factory):
 def test_all_targets_are_met_and_the_first_line_says_so_on_one_screen(checked):
     out, first, document, *_ = checked
     lines = first.stdout.splitlines()
-    assert lines[0] == "All 5 targets are met under 100 requests/s."
+    assert lines[0] == "All 5 targets are met under 30 requests/s."
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
     assert document["met"] is True
@@ -122,7 +122,7 @@ def test_the_training_is_done_once_and_what_takes_long_is_said(checked):
     assert "trained just now" in first.stdout
     assert "epoch 1/1" not in second.stderr
     assert "trained earlier" in second.stderr
-    assert "then 100 requests at 100/s in 1.0 s" in first.stderr, "said beforehand"
+    assert "then 100 requests at 30/s in 3.3 s" in first.stderr, "said beforehand"
 
 
 def test_history_has_a_line_a_check_and_the_table_the_figure_before(checked):

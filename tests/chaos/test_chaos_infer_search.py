@@ -12,7 +12,7 @@ import pytest
 
 from fulltilt.hardware.proctree import find_marked
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.chaos, pytest.mark.alone]
 ROOT = Path(__file__).parents[2]
 MARK = "FULLTILT_TEST_SEARCH=1"
 SEARCH = [sys.executable, "-m", "fulltilt", "infer", "search", ROOT / "configs" / "targets.yaml", "run.epochs=1"]
