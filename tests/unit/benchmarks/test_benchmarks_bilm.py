@@ -66,7 +66,12 @@ def test_every_cost_spares_one_thing_and_no_parameter():
 def test_batches_come_in_the_engines_order_over_epochs():
     windows, _ = open_windows(None, SIZE)
     short = type(windows)(
-        type("Stream", (), {"ids": windows.ids[:61], "vocabulary": windows.vocabulary, "source": "t"}), 6
+        type(
+            "Stream",
+            (),
+            {"ids": windows.ids[:61], "vocabulary": windows.vocabulary, "source": "t", "tokenizer": "words"},
+        ),
+        6,
     )
     taken = [inputs for inputs, _ in take_batches(short, SIZE, seed=7)]
     loader = build_loader(short, batch_size=3, shuffle=True, drop_last=True, seed=7)
