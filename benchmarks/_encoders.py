@@ -1,4 +1,4 @@
-"""Encoders of the sizes of MiniLM and BERT base, with random weights: what they compute does not depend on them."""
+"""Encoders of the sizes of MiniLM and BERT base, with random weights: their speed does not depend on those."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def run(context: Context) -> Findings:
 
 
 def measure_case(share: float, horizon: int, n_trials: int) -> tuple[dict[str, Floats], Floats]:
-    """Return at which response each trial passed, by test, and at which it was refused; infinite where it was not."""
+    """Return, by test, at which response each trial passed or was refused; infinite where it was not."""
     passes: dict[str, list[Floats]] = {OURS: [], LOADGEN: []}
     refusals = []
     for number in range(math.ceil(n_trials / N_BATCH)):
@@ -120,7 +120,9 @@ def find_early_stop(late_at: Ints, horizon: int) -> Floats:
 
 
 def list_early_stops(quantile: float, confidence: float = 0.99) -> Iterator[int]:
-    """Yield the queries that 0, 1, 2, … late ones need: the least n with P(Binomial(n, 1 - quantile) ≤ t) ≤ 1 - c.
+    """Yield the queries that 0, 1, 2, … late ones need.
+
+    It is the least n with P(Binomial(n, 1 - quantile) ≤ t) ≤ 1 - c.
 
     Source: MLCommons, LoadGen, early_stopping.cc.
     """

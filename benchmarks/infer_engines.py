@@ -1,4 +1,4 @@
-"""How fast every engine of inference is over eager PyTorch, which one is chosen, and how soon an artefact answers.
+"""Measure every engine of inference against eager PyTorch, which is chosen, and how soon it answers.
 
 All engines of a size live in one process, with one thread, and take turns on each shape; the figure is the ratio of CPU
 seconds in one round. The plan is chosen by the first half of the rounds and judged by the second.

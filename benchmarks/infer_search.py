@@ -1,4 +1,4 @@
-"""What ``fulltilt infer search`` finds for an encoder and texts of many lengths, and what looking at less costs it.
+"""Measure what ``fulltilt infer search`` finds for texts of many lengths, and what looking at less costs.
 
 The first case has the model, the lengths and the naive baseline of the survey's table, all in one run and in turns.
 The second runs the search and the exhaustive one, which measures every plan with every batching, and has what both

@@ -1,4 +1,4 @@
-"""Measure whether a stall of a server shows in the percentiles of the load: open loop, and closed loop beside it.
+"""Measure whether a stall shows in the percentiles of an open loop, and of a closed one beside it.
 
 The server stands still for a second in the middle of a minute (``benchmarks/_stalling_server.py``). The open loop sends
 100 requests a second whatever it does; the closed loop, as many load generators are, sends the next request when the

@@ -129,7 +129,10 @@ def describe_search(result: SearchResult) -> str:
         ms = format_rate(1000 * row.live.measured_s)
         said.append(f"{share} {ms} ms at {format_rate(row.live.requests_per_s)} requests/s")
     accuracy = _describe_accuracy(row)
-    return ", ".join([*said, *([accuracy] if accuracy and result.gain else [])]) + "."
+    sentence = ", ".join([*said, *([accuracy] if accuracy and result.gain else [])])
+    n_untried = sum(row.status == "untried" for row in result.candidates)
+    left = f"; {n_untried} of {len(result.candidates)} candidates were not tried" if n_untried else ""
+    return f"{sentence}{left}."
 
 
 def _describe_gain(result: SearchResult, row: Candidate) -> str:

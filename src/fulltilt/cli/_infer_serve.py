@@ -121,7 +121,7 @@ def _run_on_ray(args, folder: Path, settings: Settings, token: str | None, conso
 
 
 def _find_artefact(args: argparse.Namespace, source: str, aside: Console) -> tuple[Path, Path]:
-    """Return the artefact's folder, of a CONFIG that of an eager one made now, and the folder for what is kept."""
+    """Return the artefact's folder, and one for what is kept. For a CONFIG an eager artefact is made now."""
     folder = Path(source)
     if (folder / MANIFEST).is_file():
         if args.overrides or args.data_path or args.weights or args.device:

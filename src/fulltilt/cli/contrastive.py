@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read_end(folder: Path) -> tuple[int | None, str]:
-    """Read how many epochs the run in a folder was to take, and how it ended; None where there is none."""
+    """Read how many epochs a run was to take, and how it ended; None: there is no run."""
     from fulltilt.engine.checkpoints.files import find_checkpoint
     from fulltilt.report.training import read_end
 
@@ -80,7 +80,7 @@ def _choose_folder(
     usual: Path, config: Config, console: Console, workload: Workload | None, *,
     inner: str = "", any_length: bool, must_be_there: bool,
 ) -> Path:  # fmt: skip
-    """Choose the first folder that holds this very run, or none; say so where it is not the usual one."""
+    """Choose the first folder that holds this very run or no run, and say which."""
     from fulltilt.engine.loop.opening import find_run_folders
 
     why, folder, is_there = "", usual, False

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _choose_folder(args: argparse.Namespace, config: Config) -> tuple[Path, str | None, bool]:
-    """Choose where a run goes on, or begins; what to say where that is not the usual place; and whether it goes on."""
+    """Choose the folder of a run → the folder, what to say, and whether the run goes on."""
     from fulltilt.engine.loop.opening import find_run_folders
     from fulltilt.engine.ranks.world import is_rank
     from fulltilt.report.training import read_end

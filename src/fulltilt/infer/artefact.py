@@ -1,4 +1,4 @@
-"""Write an artefact, and open it: refused with the reason where it does not belong here, eager fp32 then answers.
+"""Write an artefact and open it; eager fp32 answers in place of one that does not belong here.
 
 Opening imports torch only where the engine needs it.
 """

@@ -1,4 +1,4 @@
-"""Run one check of targets: train the model once, measure it in its own process, judge each target, keep a history."""
+"""Check targets: train the model once, measure it in its own process, judge, keep a history."""
 
 import dataclasses
 import json

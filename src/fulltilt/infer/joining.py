@@ -21,7 +21,7 @@ def read_length(sample: Sample, inputs: Sequence[InputSpec]) -> int:
 
 
 def join_samples(samples: Sequence[Sample], inputs: Sequence[InputSpec], length_multiple: int = 1) -> Sample:
-    """Stack samples to arrays with the batch first; inputs that vary are padded to the longest, to 2 at least."""
+    """Stack samples with the batch first. Inputs that vary are padded to the longest, to 2 at least."""
     longest = max(MIN_LENGTH, *(read_length(sample, inputs) for sample in samples))
     padded = -(-longest // length_multiple) * length_multiple
     return tuple(_stack([sample[i] for sample in samples], spec, padded) for i, spec in enumerate(inputs))

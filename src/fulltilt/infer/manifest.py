@@ -1,4 +1,4 @@
-"""Define what an artefact says of itself: its inputs, how it was built, how it batches and what it promises."""
+"""Define what an artefact says of itself: inputs, plan, batching and promise."""
 
 import dataclasses
 from typing import Any

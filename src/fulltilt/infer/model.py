@@ -237,7 +237,7 @@ def _find_specs(names: Sequence[str], samples: Sequence[Sample]) -> tuple[InputS
 def _find_pads(
     samples: Sequence[Sample], specs: tuple[InputSpec, ...], read: _Reader
 ) -> tuple[tuple[InputSpec, ...], str | None]:
-    """Find what the workload fills shorter samples with, and say why joining cannot do as it does; None: it can."""
+    """Find what the workload pads with, and why joining cannot do as it does; None: it can."""
     size, joined = min(GROUP, len(samples)), []
     try:
         for inputs, _ in itertools.islice(read.batches(size), min(N_GROUPS, len(samples) // size)):

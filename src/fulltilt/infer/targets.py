@@ -170,7 +170,7 @@ def plan_load(config: Config, targets: Sequence[Target]) -> Load:
 
 
 def judge(target: Target, figures: Figures, load: Load) -> Judged:
-    """Judge a target: met if its whole interval is within the limit, missed if all of it is outside, else not proven.
+    """Judge a target: met if its whole interval is within the limit, missed if all is outside.
 
     A response time is only met if the model keeps up with the load; otherwise the queue grows for as long as the load
     lasts, and the figure depends on when the measurement stops.
@@ -240,7 +240,7 @@ def decide(interval: tuple[float, float], limit: float, *, is_floor: bool) -> Ve
 
 
 def estimate_figure(figure: Figure, statistic: str | None, figures: Figures, load: Load) -> Estimate:
-    """Estimate a figure with its 95 % interval; for a peak or maximum both bounds are the largest value seen.
+    """Estimate a figure with its 95 % interval. Of a peak or maximum both bounds are the largest seen.
 
     The interval of a percentile has an infinite upper bound where there are too few values for one.
     """
@@ -263,7 +263,7 @@ def estimate_figure(figure: Figure, statistic: str | None, figures: Figures, loa
 
 
 def _read_values(figure: Figure, figures: Figures, load: Load) -> tuple[Floats, float]:
-    """Return the values of a time in the unit of its target, and how many of them say as much as one."""
+    """Return the values of a time in its target's unit, and how many say as much as one."""
     if figure in WAITING:
         return np.array(getattr(figures, figure)), compute_dependence(load, figures.seconds_per_request(load))
     return 1000 * np.array(figures.call_s), 1.0

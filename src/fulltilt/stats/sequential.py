@@ -1,4 +1,4 @@
-"""Decide whether the share of late responses is below a limit, by a test that may be looked at after every response.
+"""Decide by a sequential test whether the share of late responses is below a limit.
 
 A bet against "the share is at least the limit" is multiplied up over the responses; while that is true its value never
 grows on average, so it ever reaches 1 / alpha with probability alpha at most (Ville's inequality), however often one
@@ -67,7 +67,7 @@ def compute_threshold(alpha: float = ALPHA) -> float:
 
 
 def count_accepting(limit_share: float, alpha: float = ALPHA) -> int:
-    """Count the responses that accept where none of them is late and none depends on another; no fewer ever do."""
+    """Count the responses that accept where none is late and none depends on another."""
     in_time = np.log(compute_factors(limit_share, BETTER)[1])
     most = math.ceil((compute_threshold(alpha) + math.log(len(BETTER))) / in_time.max())  # the best bet alone does then
     values = mix_bets(np.arange(1, most + 1)[:, None] * in_time)

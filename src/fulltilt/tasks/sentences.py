@@ -25,7 +25,7 @@ LEAST_SHARE, MOST_SHARE = 0.2, 0.6  # of a text that one part takes
 
 
 class SentenceModel(nn.Module):
-    """Encodes texts (B, L) as they are; in training two random parts of each, rows 2·i and 2·i + 1 of text i."""
+    """Encodes texts (B, L), in training two random parts of each. Rows 2·i and 2·i + 1 are of text i."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 """Lengths, surface, simulated queue, policies, candidates, front: the parts of a search without a process."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -7,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from fulltilt.cli._infer_search import print_search
+from fulltilt.cli._infer_search import describe_search, print_search
 from fulltilt.cli._shared import build_console
 from fulltilt.hardware import read_machine
 from fulltilt.infer.manifest import Accuracy, Policy
@@ -311,3 +312,11 @@ def test_the_last_screen_fits_and_begins_with_the_result(tmp_path, capsys):
     assert any(line.startswith("eager fp32") and "≈ 30" in line and "baseline" in line for line in lines)
     assert lines[-1] == "· next: fulltilt infer serve chosen"
     assert decode(SearchResult, json.loads(dumps(result))) == result, "another program can read it"
+
+
+def test_the_first_sentence_says_how_many_were_not_tried(tmp_path):
+    result = build_result(tmp_path, 4)
+    rows = (*result.candidates, *(Candidate(name=name, plan=Plan()) for name in ("aot fp32", "aot bf16")))
+    sentence = describe_search(dataclasses.replace(result, candidates=rows))
+    assert sentence.endswith(f"; 2 of {len(rows)} candidates were not tried.")
+    assert "not tried" not in describe_search(result)

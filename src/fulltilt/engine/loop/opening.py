@@ -64,7 +64,7 @@ _DATA_PATH = "data.path"
 
 
 def find_run_folders(usual: Path, config: Config, workload: Workload | None = None) -> FolderChoice:
-    """Find the folder whose run ``config`` goes on with, and one for it to begin in, beside the usual one."""
+    """Find the folder whose run ``config`` goes on with, and one for it to begin in."""
     parts = _describe_run(config, workload)
     return find_folders(usual, fingerprint_parts=parts, command="train", results=_RESULTS, aging=(_DATA_PATH,))
 

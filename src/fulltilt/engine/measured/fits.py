@@ -1,4 +1,4 @@
-"""Whether a batch fits in memory: a few real steps with all that a run needs beside them, or a few real answers."""
+"""Find out whether a batch fits in memory, by a few real steps or answers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def run_fit_probe(
     on_progress: Callable[[int], None] | None = None,
     on_part: Callable[[Part], None] | None = None,
 ) -> Measurement:
-    """Take a few steps, then steps on the largest samples, an evaluation and a checkpoint, as a whole run would.
+    """Take steps, some on the largest samples, an evaluation and a checkpoint, as a run would.
 
     Raises:
         DeviceMemoryError: memory ran out in a part that was rehearsed; and whatever a step raises.

@@ -45,7 +45,7 @@ def rebuild_module(folder: Path, manifest: Manifest) -> Flat:
 
 
 def build_example(model: InferenceModel, n: int = 3) -> tuple[Tensor, ...]:
-    """Join real samples to the batch that an exporter traces; more than one, because sizes 0 and 1 are special."""
+    """Join real samples to the batch that an exporter traces. Sizes 0 and 1 are special to it."""
     chosen = [model.samples[i % len(model.samples)] for i in range(n)]
     if model.joins == "alone":
         chosen = chosen[:1] * n

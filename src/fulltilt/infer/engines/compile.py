@@ -24,7 +24,7 @@ def build(model: InferenceModel, plan: Mapping[str, Any], folder: Path) -> None:
 
 
 def load(folder: Path, manifest: Manifest, plan: Mapping[str, Any]) -> TorchRunner:
-    """Compile, and answer a batch of one and one of two: sizes of one have code of their own, all others share one."""
+    """Compile, and answer a batch of one and one of two. All other sizes share the code of two."""
     keep_cache()
     setup = apply_levers(rebuild_module(folder, manifest), plan, torch.device(manifest.device))
     mode = "reduce-overhead" if plan["cuda_graphs"] else "default"

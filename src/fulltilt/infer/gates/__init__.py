@@ -1,1 +1,1 @@
-"""What a candidate has to pass: its answers against eager fp32, and the proof that what was asked for really ran."""
+"""Judge a candidate: its answers against eager fp32, and whether what was asked for really ran."""

@@ -20,7 +20,9 @@ def measure_speed_up(
     limit_s: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[float, float, float]:
-    """Return how many times as fast ``other`` is as ``base``, with a 98 % interval: the geometric mean over batches.
+    """Return how many times as fast ``other`` is as ``base``, with a 98 % interval.
+
+    It is the geometric mean over batches.
 
     A round is every batch by both, forwards and back; it is the unit of replication. The first one warms up.
 

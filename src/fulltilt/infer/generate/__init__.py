@@ -5,7 +5,7 @@ from fulltilt.infer.manifest import Manifest
 
 
 def may_write_text(manifest: Manifest) -> bool:
-    """Whether the model of an artefact has to be looked at, which takes torch, to know that it writes text."""
+    """Say whether only a look at the model, which takes torch, tells if it writes text."""
     named = manifest.config.get("config", {}).get("task")
     task = parse_call(named).name if named else ""
     return task == "generation" or (":" in task and manifest.plan.get("engine") != "onnx")

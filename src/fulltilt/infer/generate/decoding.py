@@ -1,4 +1,4 @@
-"""Write on from prompts, word by word: our own GPT with its cache, a model of Hugging Face by its ``generate``."""
+"""Write on from prompts: our own GPT with its cache, a Hugging Face model by its ``generate``."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Load a server over HTTP from a process of its own, look at the responses as they come, and stop when they decide."""
+"""Load a server over HTTP from a process of its own, and stop when the responses decide."""
 
 import contextlib
 import dataclasses

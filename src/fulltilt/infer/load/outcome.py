@@ -1,4 +1,4 @@
-"""Say what a load over HTTP found: percentiles with intervals, what was not answered, and the verdict on a limit."""
+"""Say what a load found: percentiles with intervals, what was not answered, and the verdict."""
 
 import dataclasses
 import math
@@ -92,7 +92,7 @@ class Responses:
 
     @classmethod
     def cut(cls, rows: ArrayLike, plan: LoadPlan, known_until_s: float) -> "Responses":
-        """Keep the rows up to the first request that may still be in time: what follows it is a selection.
+        """Keep the rows up to the first request that may still be in time. What follows is a selection.
 
         Args:
             known_until_s: When the first request was due that is open and has no row.

@@ -1,4 +1,4 @@
-"""Find the highest rate of requests that a server answers within a limit, by doubling and then halving the gap."""
+"""Find the highest rate that a server answers within a limit, by doubling and then halving."""
 
 import dataclasses
 import math

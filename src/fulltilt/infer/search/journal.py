@@ -34,7 +34,7 @@ class Journal:
 
     @property
     def spent_s(self) -> float:
-        """Seconds of the search so far; a recalled answer counts as long as it took, so decisions are the same."""
+        """Return the seconds of the search so far. A recalled answer counts as long as it took."""
         return self._handed_s + self._clock() - self._told_s
 
     def forget(self, question: str) -> None:

@@ -69,7 +69,7 @@ def plan_goal(config: Config, targets: tuple[Target, ...], load: Load) -> Goal:
 
 
 def open_search_folder(plan: SearchPlan, out_dir: Path) -> RunFolder:
-    """Open and lock the folder of a search; what was measured of other weights, targets or versions is set aside.
+    """Open and lock the folder of a search. What was measured of other weights or targets is set aside.
 
     Raises:
         RunFolderError: another process holds it, or it is the folder of another command.

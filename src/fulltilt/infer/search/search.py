@@ -1,4 +1,4 @@
-"""Find the fastest candidate: many are looked at briefly, half of them go on, the last ones are proven in turns.
+"""Find the fastest candidate: many are measured briefly, half go on, the last are proven in turns.
 
 1. Eager fp32 is built; it says how long real samples are.
 2. Every combination of engine, quantization and precision that can apply is built.

@@ -70,7 +70,7 @@ def draw_arrivals(values: Sequence[int], samples_per_request: int, *, n: int | N
 def simulate_responses_s(
     arrivals: Arrivals, requests_per_s: float, policy: Policy, service: Service, *, give_up_s: float = GIVE_UP_S
 ) -> list[float]:
-    """Simulate one worker that takes a batch whenever it is free → seconds from arrival to answer of each request.
+    """Simulate one worker that is never idle by choice → seconds from arrival to answer of each request.
 
     Returns nothing where the oldest waits longer than ``give_up_s``.
     """

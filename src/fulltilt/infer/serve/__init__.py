@@ -1,1 +1,1 @@
-"""Serve an artefact over HTTP: batches by length, a cache, limits, metrics, a page; on this machine or through Ray."""
+"""Serve an artefact over HTTP, on this machine or through Ray."""

@@ -163,7 +163,7 @@ async def _answer_refusal(request: Request, error: Exception) -> Response:
 
 
 class Door:
-    """Asks for the token: programs send it as a bearer, a browser asks its user for it as the password."""
+    """Asks for the token, which programs send as a bearer, and browsers as a password."""
 
     def __init__(self, app: ASGIApp, *, token: str):
         self._app, self._token = app, token.encode()

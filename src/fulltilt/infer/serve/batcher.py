@@ -1,4 +1,4 @@
-"""Decide which of the waiting samples the model answers together: pure, with no thread and no clock of its own."""
+"""Decide which of the waiting samples the model answers together. Pure: no thread, no clock."""
 
 import dataclasses
 import math
@@ -17,7 +17,7 @@ class HasLength(Protocol):
 
 
 def choose_batch(waiting: Sequence[HasLength], policy: Policy) -> list[int]:
-    """Choose a batch from samples that wait, the oldest first → their places in line, the oldest is always among them.
+    """Choose a batch from waiting samples → their places in line, the oldest always among them.
 
     Those nearest in length join it, while samples times the longest padded length stay within the policy's limits.
     """

@@ -1,4 +1,4 @@
-"""Run the model: a thread for each replica takes batches from the line, and finds out which sample a failure is of."""
+"""Run the model: a thread a replica takes batches, and finds which sample a failure is of."""
 
 import logging
 import threading
@@ -28,7 +28,7 @@ class AnswerError(Exception):
 def answer_each(
     samples: Sequence[Sample], answer: Answer, on_memory: Callable[[int], None] = lambda n_samples: None
 ) -> list[Result]:
-    """Answer a batch; one that fails is halved until who fails is alone → outputs or an error for each sample.
+    """Answer a batch → outputs or an error for each sample. One that fails is halved.
 
     Outputs that are not finite are a failure of their sample, once it fails alone too.
 

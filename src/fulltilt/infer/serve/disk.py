@@ -1,4 +1,4 @@
-"""Keep bytes by key in a SQLite file that is bounded, may break at any time, and never stops who uses it."""
+"""Keep bytes by key in a bounded SQLite file, whose failure stops nobody."""
 
 import contextlib
 import queue

@@ -1,4 +1,4 @@
-"""Turn arrays into bytes and back, with no pickle: a check sum, a header in JSON, then the bytes of each array."""
+"""Turn arrays into bytes and back without pickle: check sum, JSON header, then each array."""
 
 import hashlib
 import json

@@ -16,7 +16,7 @@ WAITING_SHARE = 0.25  # of the places in line: where more wait at a replica, Ray
 
 
 def prepare() -> None:
-    """Load Ray Serve; a cluster of our own is told to ask for a token, which it reads as it is loaded.
+    """Load Ray Serve. A cluster of our own asks for a token, which Ray reads as it is loaded.
 
     Raises:
         UsageError: it is not installed.
@@ -41,7 +41,7 @@ def start(
     n_replicas: tuple[int, int],
     n_threads: int | None = None,
 ) -> str:
-    """Start replicas of an artefact in the cluster that RAY_ADDRESS names, else in one of their own → the URL.
+    """Start replicas in the cluster that RAY_ADDRESS names, or in one of their own → the URL.
 
     Args:
         folder: Of the artefact, under the same path on every machine.

@@ -12,7 +12,7 @@ INT4_CAPABILITY = (8, 0)
 
 
 def _candidates(facts: Facts) -> tuple[str, ...]:
-    """Offer what is fast somewhere: int8 on a CPU, weights alone on a GPU, where reading them is the time."""
+    """Offer int8 on a CPU, and weights alone on a GPU, where reading them takes the time."""
     values = ("none", "int8") if facts.device_type == "cpu" else ("none", "int8_weights", "int4_weights")
     return tuple(value for value in values if _find_obstacle(value, {}, facts) is None)
 
@@ -84,7 +84,7 @@ def _quantize_by_torchao(model: Any, value: str) -> None:
 
 
 def _observe(setup: Setup) -> str:
-    """Read the kind of the layers that are in the model, or what the graph of ONNX Runtime was written with."""
+    """Read the kind of the model's layers, or what the ONNX graph was written with."""
     if setup.state.get("engine") == "onnx":
         return setup.state["quantization"]
     for module in setup.model.modules():

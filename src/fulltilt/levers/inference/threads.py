@@ -7,7 +7,7 @@ from fulltilt.levers._spec import Facts, Setup
 
 
 def _candidates(facts: Facts) -> tuple[int | None, ...]:
-    """Offer one a core, half of them, and one: small batches lose more by sharing the work than they gain."""
+    """Offer one a core, half of them, and one. Small batches lose by sharing the work."""
     cores = facts.n_cores_usable
     return (None, *sorted({n for n in (1, cores // 2) if 1 <= n < cores}))
 

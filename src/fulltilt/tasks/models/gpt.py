@@ -28,7 +28,7 @@ class Cache:
 
 
 class GPT(nn.Module):
-    """A decoder: scores (B, T, V) of the word behind each word, by what precedes it; its output layer is its embedding.
+    """Scores (B, T, V) the word behind each word by what precedes it. Its output layer is its embedding.
 
     Args:
         max_len: Longest text, prompt and continuation together: places behind it were never trained.
@@ -67,7 +67,7 @@ class GPT(nn.Module):
         return Cache(blocks, torch.zeros(n_rows, dtype=torch.long, device=weight.device))
 
     def read_on(self, words_BT: Tensor, cache: Cache, n_new_B: Tensor | None = None) -> Tensor:
-        """Read the next words of each row into ``cache`` and return the scores (B, V) of the word behind the last.
+        """Read the next words of each row into ``cache`` → scores (B, V) of the word behind.
 
         Args:
             n_new_B: How many of the T words are a row's own, from the first on; None: all. What fills the rest lies
