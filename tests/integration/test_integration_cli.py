@@ -146,6 +146,7 @@ def test_what_is_wrong_in_a_configuration_is_named_with_its_place(tmp_path, call
         assert not (tmp_path / "absent").exists()
 
 
+@pytest.mark.slow
 def test_data_make_writes_what_tune_reads(tmp_path, call):
     call("data", "make", "events.h5", "--n-samples", "64", "--n-sensors", "24")
     config = ROOT / "configs" / "checking_gpu_optimization.yaml"

@@ -200,6 +200,7 @@ def test_a_configuration_that_cannot_train_is_named_with_its_reason(run, evidenc
     assert "second line" not in err
 
 
+@pytest.mark.slow
 def test_a_real_comparison_on_few_groups_trains_both(monkeypatch, capsys):
     monkeypatch.setattr(alternation, "LOOKS", (2,))
     args = ["compare", DIGITS, "data.batch_size=4", "--device", "cpu", "--budget", "0.1s", "--json", "-"]

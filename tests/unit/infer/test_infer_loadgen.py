@@ -79,6 +79,7 @@ def read_percentile_ms(summary, percentile):
     return int(re.search(rf"^{percentile} percentile latency \(ns\) *: *(\d+)", summary, re.M)[1]) / 1e6
 
 
+@pytest.mark.slow
 def test_a_single_stream_has_the_percentiles_of_the_calls_in_both(tmp_path):
     theirs, ours = Service(), Service()
     summary, _ = run_loadgen(theirs, loadgen.TestScenario.SingleStream, tmp_path)
@@ -101,6 +102,7 @@ def test_a_stall_is_in_the_percentiles_of_both_under_poisson_arrivals(tmp_path):
         assert p90_ms >= 100
 
 
+@pytest.mark.slow
 def test_early_stopping_takes_the_queries_of_the_table(tmp_path):
     stops = list_early_stops(0.99)
     assert [next(stops) for _ in range(6)][:3] == [459, 662, 838]
