@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ def test_operators_are_those_of_the_steps_without_the_warm_up(tmp_path, accumula
     assert sum(operator.share_pct for operator in found.operators) == pytest.approx(100)
     addmm = next(operator for operator in found.operators if operator.name == "aten::addmm")
     assert addmm.mib_per_step > 0
-    assert f"[{16}, " in addmm.shapes
+    # The costliest may be of the last batch, which has ten rows.
+    assert re.fullmatch(r"\[16\] \[(16|10), 6\] \[6, 16\]|\[3\] \[(16|10), 16\] \[16, 3\]", addmm.shapes)
     assert found.operators[0].share_pct == pytest.approx(100 * times[0] / sum(times))
     events = json.loads(Path(found.trace_path).read_text())["traceEvents"]
     assert sum(event["name"] == "Optimizer.step#AdamW.step" for event in events) == found.n_steps == 3
