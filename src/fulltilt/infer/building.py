@@ -47,13 +47,14 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
     Raises:
         FulltiltError: it cannot be built. Errors of the user's code pass through.
     """
+    message = message["given"]
     config = config_from_values(message["config"], base_dir=message["base_dir"], provenance=message["provenance"])
     weights = Path(message["weights"]) if message.get("weights") else None
     model = build_inference_model(config, device=message["device"], weights=weights)
-    send({"progress": [1, 3]})
+    send({"progress": {"done": 1, "total": 3}})
     folder = Path(message["folder"])
     build_artefact(model, message["plan"], folder, name=message["name"])
-    send({"progress": [2, 3]})
+    send({"progress": {"done": 2, "total": 3}})
     manifest, failures = judge_candidate(model, folder)
     send({"measured": {"manifest": encode(manifest), "failures": failures}})
 

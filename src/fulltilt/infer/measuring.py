@@ -1,7 +1,7 @@
 """Build the model or open the artefact, warm it up and measure it, in the measuring process.
 
 torch is imported for what needs it: an artefact that does without is measured without. The process only infers, so its
-memory is that of inference. It answers with one object a line: ``{"progress": [done, total]}``, then
+memory is that of inference. It answers with one object a line: ``{"progress": {"done", "total"}}``, then
 ``{"measured": {…}}`` or ``{"failure": {…}}``.
 """
 
@@ -52,7 +52,7 @@ def tell_progress(send: Answer, expected_s: float) -> Callable[[], None]:
         if now_s - told_s >= PROGRESS_EVERY_S:
             told_s = now_s
             done_s = now_s - begin_s
-            send({"progress": [round(1000 * done_s), round(1000 * max(expected_s, done_s))]})
+            send({"progress": {"done": round(1000 * done_s), "total": round(1000 * max(expected_s, done_s))}})
 
     return tell
 
@@ -86,6 +86,7 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
     Raises:
         FulltiltError: the model cannot be built or measured. Errors of the user's code pass through.
     """
+    message = message["given"]
     load = decode(Load, message["load"])
     targets = [decode(Target, target) for target in message["targets"]]
     model = open_model(message, load)

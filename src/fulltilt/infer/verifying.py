@@ -71,16 +71,16 @@ def verify_artefact(folder: Path, *, on_progress: Callable[[int, int], None]) ->
 
 
 def run(message: Mapping[str, Any], send: Answer) -> None:
-    folder = Path(message["folder"])
+    folder = Path(message["given"]["folder"])
     manifest = read_manifest(folder)
     checks, speed = [_check_files(folder)], None
-    send({"progress": [1, 4]})
+    send({"progress": {"done": 1, "total": 4}})
     if checks[0].passed:
         checks.append(_check_opening(folder))
     if all(check.passed for check in checks):
         artefact = open_artefact(folder, must_match=False)
         checks.append(_check_answers(artefact))
-        send({"progress": [3, 4]})
+        send({"progress": {"done": 3, "total": 4}})
         if not is_eager(manifest.plan):
             check, speed = _check_speed(artefact)
             checks.append(check)

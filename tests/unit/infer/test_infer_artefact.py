@@ -70,7 +70,7 @@ def change_manifest(folder, **changes):
 
 def verify(folder):
     said = []
-    verify_here({"folder": str(folder)}, said.append)
+    verify_here({"given": {"folder": str(folder)}}, said.append)
     return said[-1]["measured"]
 
 

@@ -11,6 +11,7 @@ from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, PlanObs
 from fulltilt.infer.measuring import BLOCK_S, MIN_BLOCKS, N_BLOCKS, measure_blocks, warm_up
 from fulltilt.infer.process import build_error
 from fulltilt.infer.served import ServedModel
+from fulltilt.records import Evidence
 from fulltilt.tasks import Workload
 
 SEEN: list[torch.Tensor] = []
@@ -147,8 +148,15 @@ def test_the_end_of_the_measuring_process_is_told_in_a_sentence_that_names_its_l
     from fulltilt.tuner.trials.trial import describe_failure
 
     log = tmp_path / "measuring.log"
-    log.write_text("these were its last words\n")
-    error = build_error(describe_failure(failure, "") if failure else {}, exit_code, log, 0)
+    said = describe_failure(failure, "") if failure else {}
+    evidence = Evidence(
+        exit_code=exit_code,
+        exception_type=said.get("exception_type"),
+        exception_types=tuple(said.get("exception_types", "").split()),
+        message=said.get("message", ""),
+        stderr_tail="these were its last words\n",
+    )
+    error = build_error(evidence, log)
     assert type(error) is kind
     with pytest.raises(kind, match=words):
         raise error

@@ -19,8 +19,10 @@ from fulltilt.hardware import read_oom_kills
 from fulltilt.hardware.proctree import kill_session
 from fulltilt.infer.process import build_error
 from fulltilt.infer.search.result import Status
+from fulltilt.records import Evidence
 from fulltilt.stats import Block
 from fulltilt.tuner.trials.client import open_log
+from fulltilt.tuner.trials.process import LOG_TAIL_BYTES
 
 OPEN_LIMIT_S = 300.0  # what compiles anew takes half a minute
 BLOCK_LIMIT_S = 120.0
@@ -134,8 +136,17 @@ class LiveArm:
         """Say how the process ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_LIMIT_S)
-        n_kills = (read_oom_kills() or 0) - self._oom_kills
-        error = build_error(self._failure, self._process.returncode, self._spec.log_path, n_kills)
+        types = tuple(self._failure.get("exception_types", "").split())
+        evidence = Evidence(
+            exit_code=self._process.returncode,
+            exception_type=self._failure.get("exception_type"),
+            exception_types=types,
+            message=self._failure.get("message", ""),
+            place=self._failure.get("place", ""),
+            stderr_tail=self._spec.log_path.read_text(errors="replace")[-LOG_TAIL_BYTES:],
+            host_oom_kills=(read_oom_kills() or 0) - self._oom_kills,
+        )
+        error = build_error(evidence, self._spec.log_path)
         return ArmFailedError(
             self.name, "out_of_memory" if isinstance(error, DeviceMemoryError) else "failed", str(error)
         )

@@ -27,7 +27,7 @@ SILENCE_FACTOR = 20.0  # times the longest pause between two signs of progress s
 TIMED_KINDS = ("trial", "device")  # in whose process steps are timed
 DEADLINE_REMEDY = "a longer --deadline gives a trial more time, up to the whole --budget"
 LOG_TAIL_BYTES = 65536  # the stacks of all threads stand behind the last words of a process that was aborted
-ANSWER_LIMIT_BYTES = 4 * 2**20  # of one line; an answer has some kilobytes
+ANSWER_LIMIT_BYTES = 64 * 2**20  # of one line; most have some kilobytes, a million response times 40 MB
 _TORN = b"\0"  # replaces the begin of a line that is too long: the rest of it is then no JSON
 
 OnProgress = Callable[[Mapping[str, Any]], None]
