@@ -110,8 +110,8 @@ def test_what_is_no_server_is_refused_with_the_remedy():
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ((422, {"detail": "ids is ragged"}), 'answers 422 X to /v1/predict ({"detail": "ids is ragged"})'),
-        ((200, b"<html>"), "answers /v1/predict with something that is no JSON"),
+        ((422, {"detail": "ids is ragged"}), '/v1/predict answers 422 X ({"detail": "ids is ragged"})'),
+        ((200, b"<html>"), "/v1/predict answers with something that is no JSON"),
     ],
 )
 def test_what_can_never_be_answered_is_told_before_the_load(answer, said):

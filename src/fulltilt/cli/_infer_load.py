@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from math import exp, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from fulltilt.infer.load.http import HttpLoad
     from fulltilt.infer.load.outcome import LoadOutcome, LoadPlan
     from fulltilt.infer.load.rate import FoundRate
 
@@ -67,22 +67,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fulltilt.infer.load.http import build_bodies, build_request, probe
+    from fulltilt.infer.load.http import build_bodies, build_request, fetch
 
     token = read_token(args)
     plan = plan_load(args, token)
     bodies = build_bodies(read_samples(args, token), plan.samples_per_request)
     if not args.find_rate:
         build_request(plan, bodies, token)  # says what cannot be, before anything is sent
-    probe(args.url, bodies[0], token=token)
+    fetch(plan.target, body=bodies[0], token=token)  # what can never be answered is told before the load
     console = build_console(to_stderr=args.json == "-", is_screen=True)
     if args.find_rate:
         return _find_rate(args, console, plan, bodies, token)
-    outcome, interruption = _run_one(plan, bodies, token)
-    write_json(args.json, outcome)
-    print_outcome(console, outcome, is_verbose=args.verbose)
-    if interruption is not None:
-        raise interruption
+
+    def show(outcome: LoadOutcome) -> None:
+        write_json(args.json, outcome)
+        print_outcome(console, outcome, is_verbose=args.verbose)
+
+    outcome = _run_one(plan, bodies, token, show)
     is_fine = outcome.verdict == "met" or (outcome.verdict is None and not (outcome.why or outcome.unanswered))
     return 0 if is_fine else EXIT_MISSED
 
@@ -108,7 +109,7 @@ def read_samples(args: argparse.Namespace, token: str | None) -> list[Any]:
         where = f"--inputs {args.inputs}"
     else:
         try:
-            found = fetch(args.url, f"/v1/samples?n={N_SAMPLES}", token=token)
+            found = fetch(f"{args.url.rstrip('/')}/v1/samples?n={N_SAMPLES}", token=token)
         except UsageError as error:
             raise UsageError(f"{error}; start it by fulltilt infer serve, or give --inputs FILE.json") from None
         where = args.url
@@ -121,7 +122,7 @@ def read_samples(args: argparse.Namespace, token: str | None) -> list[Any]:
 def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
     """Plan the load from flags, and from what the served artefact promises where they say nothing."""
     from fulltilt.infer.load.arrivals import SAMPLES_PER_REQUEST
-    from fulltilt.infer.load.outcome import MIN_S, LoadPlan
+    from fulltilt.infer.load.outcome import LoadPlan
 
     for flag in ("requests_per_s", "seconds", "p99_ms", "limit_ms", "samples_per_request"):
         if (value := getattr(args, flag)) is not None and not (value > 0 and not isinf(value)):
@@ -145,13 +146,11 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
     if args.scenario == "offline":
         limit_ms = None
     longest_s = TRY_S if args.find_rate else LIMITED_S if limit_ms else UNLIMITED_S
-    seconds = args.seconds or longest_s
     return LoadPlan(
         url=args.url,
         scenario=args.scenario,
         requests_per_s=rate_per_s if args.scenario == "server" else None,
-        seconds=seconds,
-        min_s=min(MIN_S, seconds),
+        seconds=args.seconds or longest_s,
         samples_per_request=args.samples_per_request or SAMPLES_PER_REQUEST.get(args.scenario, 1),
         quantile=quantile,
         limit_s=limit_ms and limit_ms / 1000,
@@ -163,29 +162,31 @@ def _fetch_promise(url: str, token: str | None) -> dict[str, Any] | None:
     from fulltilt.infer.load.http import fetch
 
     try:
-        return fetch(url, "/v1/manifest", token=token).get("promise")
+        return fetch(f"{url.rstrip('/')}/v1/manifest", token=token).get("promise")
     except UsageError:
         return None  # another server; the flags have to say it
 
 
 def _run_one(
-    plan: LoadPlan, bodies: list[str], token: str | None
-) -> tuple[LoadOutcome, KeyboardInterrupt | Terminated | None]:
-    """Run a load; where it is interrupted, return what was measured until then."""
+    plan: LoadPlan, bodies: list[str], token: str | None, show: Callable[[LoadOutcome], None] = lambda outcome: None
+) -> LoadOutcome:
+    """Run a load and show what it found, also where it is interrupted."""
     from fulltilt.infer.load.http import HttpLoad
 
     load = HttpLoad(plan, bodies, token=token)
-    with show_progress("loading") as progress:
-
-        def tell(now_s: float, load: HttpLoad) -> None:
-            progress(min(now_s, plan.seconds), max(plan.seconds, now_s), load.describe())
-
-        try:
-            return load.run(on_look=tell), None
-        except (KeyboardInterrupt, Terminated) as interruption:
-            interruption.add_note("what was measured until then is above")
-            load.ended = "interrupted"
-            return load.build_outcome(), interruption
+    try:
+        with show_progress("loading") as progress:
+            outcome = load.run(
+                on_look=lambda now_s, n_answers: progress(
+                    min(now_s, plan.seconds), max(plan.seconds, now_s), count(n_answers, "answer")
+                )
+            )
+    except (KeyboardInterrupt, Terminated) as interruption:
+        interruption.add_note("what was measured until then is above")
+        show(load.build_outcome())
+        raise
+    show(outcome)
+    return outcome
 
 
 def print_outcome(console: Console, outcome: LoadOutcome, *, is_verbose: bool) -> None:
@@ -281,45 +282,28 @@ def _describe_details(outcome: LoadOutcome) -> list[str]:
 
 def _find_rate(args: argparse.Namespace, console: Console, plan: LoadPlan, bodies: list[str], token: str | None) -> int:
     from fulltilt.infer.load.http import MAX_RATE_PER_S
-    from fulltilt.infer.load.rate import MAX_TRIES, find_rate, summarize_tries
+    from fulltilt.infer.load.rate import MAX_TRIES, find_rate
     from fulltilt.stats.sequential import count_accepting
 
-    aside, tries = build_console(to_stderr=True), []
+    aside, found = build_console(to_stderr=True), None
 
     def load_at(rate_per_s: float) -> LoadOutcome:
         trial = dataclasses.replace(plan, requests_per_s=rate_per_s, alpha=plan.alpha / MAX_TRIES)
-        outcome, interruption = _run_one(trial, bodies, token)
-        aside.print(describe_outcome(outcome))
-        if interruption is not None:
-            raise interruption
-        tries.append(outcome)
-        return outcome
+        return _run_one(trial, bodies, token, lambda outcome: aside.print(describe_outcome(outcome)))
 
-    needed = count_accepting(1 - plan.quantile, plan.alpha / MAX_TRIES)
-    min_per_s, interruption = SPARE * needed / plan.seconds, None
-    try:
-        start_per_s = plan.requests_per_s or _measure_alone(plan, bodies, token)
-        find_rate(load_at, start_per_s, min_per_s=min_per_s, max_per_s=MAX_RATE_PER_S)
-    except (KeyboardInterrupt, Terminated) as ended:
-        interruption = ended
-    if tries:
-        found = summarize_tries(tries)
-        write_json(args.json, found)
-        print_result(console, describe_found(found, plan), style=STYLES["met" if found.accepted else "missed"])
-        if found.accepted:
-            print_outcome(console, found.accepted, is_verbose=args.verbose)
-    if interruption is not None:
-        raise interruption
-    return 0 if tries and summarize_tries(tries).accepted else EXIT_MISSED
-
-
-def _measure_alone(plan: LoadPlan, bodies: list[str], token: str | None) -> float:
-    """Measure how many requests a second are answered one after the other."""
+    min_per_s = SPARE * count_accepting(1 - plan.quantile, plan.alpha / MAX_TRIES) / plan.seconds
     alone = dataclasses.replace(plan, scenario="single", requests_per_s=None, limit_s=None, seconds=ALONE_S)
-    outcome, interruption = _run_one(alone, bodies, token)
-    if interruption is not None:
-        raise interruption
-    return outcome.answered_per_s
+    try:
+        start_per_s = plan.requests_per_s or _run_one(alone, bodies, token).answered_per_s
+        for found in find_rate(load_at, start_per_s, min_per_s=min_per_s, max_per_s=MAX_RATE_PER_S):  # noqa: B007
+            pass  # the last one counts, also where it is interrupted
+    finally:
+        if found:
+            write_json(args.json, found)
+            print_result(console, describe_found(found, plan), style=STYLES["met" if found.accepted else "missed"])
+            if found.accepted:
+                print_outcome(console, found.accepted, is_verbose=args.verbose)
+    return 0 if found and found.accepted else EXIT_MISSED
 
 
 def describe_found(found: FoundRate, plan: LoadPlan) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from fulltilt.config import Config
 from fulltilt.errors import ConfigError
 from fulltilt.infer.load.arrivals import MIN_REQUESTS, SAMPLES_PER_REQUEST, Scenario, count_needed_requests
-from fulltilt.infer.load.estimates import Estimate, Floats, Verdict, estimate_quantile, thin
+from fulltilt.infer.load.outcome import Estimate, Floats, Verdict, estimate_quantile, thin
 from fulltilt.stats import compute_interval, compute_rate_interval, judge_share
 from fulltilt.stats.sequential import Decision
 

@@ -105,7 +105,7 @@ def test_an_interrupted_load_keeps_what_was_measured_and_no_process():
     with StandIn() as server:
         load = HttpLoad(LoadPlan(url=server.url, requests_per_s=50.0, seconds=600.0), BODIES)
 
-        def interrupt(now_s, load):
+        def interrupt(now_s, n_answers):
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -133,11 +133,11 @@ def test_a_load_that_cannot_be_is_refused_beforehand(plan, said):
 def test_what_is_no_server_of_ours_is_told_apart():
     with StandIn(documents={"/v1/samples": b"<html>"}) as server:
         with pytest.raises(UsageError, match="something that is no JSON"):
-            fetch(server.url, "/v1/samples")
-        with pytest.raises(UsageError, match="answers 404"):
-            fetch(server.url, "/v1/manifest")
-    with pytest.raises(UsageError, match=r"nobody answers at http://127\.0\.0\.1:\d+ \(.*refused"):
-        fetch(server.url, "/v1/samples")
+            fetch(f"{server.url}/v1/samples")
+        with pytest.raises(UsageError, match="/v1/manifest answers 404"):
+            fetch(f"{server.url}/v1/manifest")
+    with pytest.raises(UsageError, match=r"nobody answers at http://127\.0\.0\.1:\d+/v1/samples \(.*refused"):
+        fetch(f"{server.url}/v1/samples")
 
 
 def test_a_load_of_nothing_says_so():

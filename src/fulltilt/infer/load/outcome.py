@@ -3,26 +3,43 @@
 import dataclasses
 import math
 from collections import Counter
+from typing import Literal
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fulltilt.infer.load.arrivals import Scenario
-from fulltilt.infer.load.estimates import Estimate, Floats, Verdict, estimate_quantile
+from fulltilt.infer.load.arrivals import Scenario, count_needed_requests
 from fulltilt.records import VERSION
-from fulltilt.stats import ShareTest, compute_proportion_interval, estimate_dependence, judge_share
+from fulltilt.stats import (
+    ShareTest,
+    compute_proportion_interval,
+    compute_quantile_interval,
+    estimate_dependence,
+    judge_share,
+)
 from fulltilt.stats.sequential import ALPHA
 
+Verdict = Literal["met", "missed", "not proven"]
+Floats = NDArray[np.float64]
+NEVER_S = 1e9  # stands for an answer that never came, where a figure has to be finite
 OK = 200
 TIMED_OUT, BROKEN, OPEN = 0, -1, -2
 NAMES = {TIMED_OUT: "timed out", BROKEN: "connection broken", OPEN: "no answer yet"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 MIN_S = 5.0  # of a load that a test ends
-BLAME = 0.5  # share of the late responses that were in time from their sending on: then the generator was late
+BLAME = 0.5  # of a percentile, counted from the sending on: if that is less, the generator made it
 NEAR = 0.25  # of the limit
 GROWTH = 1.5  # the last third of the responses takes so many times as long as the first: the queue grows
+N_BINS = 8  # of the histogram
 N_COLUMNS = 5
 """Of a row: due, handled by the generator and ended, in seconds since the load began; status; samples from a cache."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    measured: float
+    ci95: tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +64,11 @@ class LoadPlan:
     alpha: float = ALPHA
     seed: int = 0
     timeout_s: float = 30.0
+
+    @property
+    def target(self) -> str:
+        """Where requests go: the URL itself where it has a path, else where our servers take them."""
+        return self.url if urlsplit(self.url).path.strip("/") else f"{self.url.rstrip('/')}/v1/predict"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,56 +106,27 @@ class LoadOutcome:
 
 
 class Responses:
-    """Keeps the rows of requests in the order they were due."""
+    """Keeps requests in the order they were due, up to the first that is open and may still be in time.
 
-    def __init__(self, rows: ArrayLike):
-        unordered = np.asarray(rows, dtype=np.float64).reshape(-1, N_COLUMNS)
-        self._rows = unordered[np.argsort(unordered[:, 0], kind="stable")]
+    Attributes:
+        response_s: Seconds from the scheduled arrival; infinite where there was no proper answer.
+    """
 
-    @classmethod
-    def cut(cls, rows: ArrayLike, plan: LoadPlan, known_until_s: float) -> "Responses":
-        """Keep the rows up to the first request that may still be in time. What follows is a selection.
-
-        Args:
-            known_until_s: When the first request was due that is open and has no row.
-        """
+    def __init__(self, rows: ArrayLike, limit_s: float | None = None):
         table = np.asarray(rows, dtype=np.float64).reshape(-1, N_COLUMNS)
-        is_open = table[:, 3] == OPEN
-        is_unknown = is_open & (table[:, 2] - table[:, 0] <= (plan.limit_s or math.inf))
-        end_s = table[is_unknown, 0].min(initial=math.inf if is_open.any() else known_until_s)
-        return cls(table[table[:, 0] < end_s])
+        table = table[np.argsort(table[:, 0], kind="stable")]
+        is_unknown = (table[:, 3] == OPEN) & (table[:, 2] - table[:, 0] <= (limit_s or math.inf))
+        table = table[: is_unknown.argmax()] if is_unknown.any() else table  # what follows is a selection
+        self.due_s, handled_s, self.ended_s, self.status, self.n_cached = table.T
+        self.generator_late_s = handled_s - self.due_s
+        self.is_answered = self.status == OK
+        self.response_s = np.where(self.is_answered, self.ended_s - self.due_s, math.inf)
 
     def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def due_s(self) -> Floats:
-        return self._rows[:, 0]
-
-    @property
-    def generator_late_s(self) -> Floats:
-        return self._rows[:, 1] - self._rows[:, 0]
-
-    @property
-    def response_s(self) -> Floats:
-        """Seconds from the scheduled arrival; infinite where there was no proper answer."""
-        return np.where(self.is_answered, self._rows[:, 2] - self._rows[:, 0], math.inf)
-
-    @property
-    def is_answered(self) -> NDArray[np.bool_]:
-        return self._rows[:, 3] == OK
-
-    @property
-    def n_cached(self) -> int:
-        return int(self._rows[self.is_answered, 4].sum())
-
-    @property
-    def seconds(self) -> float:
-        """From the beginning to the last answer."""
-        return float(self._rows[:, 2].max(initial=0.0))
+        return len(self.due_s)
 
     def count_unanswered(self) -> dict[str, int]:
-        counts = Counter(int(status) for status in self._rows[~self.is_answered, 3])
+        counts = Counter(int(status) for status in self.status[~self.is_answered])
         return {NAMES.get(status, str(status)): n for status, n in sorted(counts.items())}
 
     def compute_dependence(self, limit_s: float | None) -> float:
@@ -147,31 +140,61 @@ class Responses:
         return 2 * estimate_dependence(np.log(np.clip(self.response_s, floor_s, 1e3))) - 1
 
 
+def estimate_quantile(ordered: Floats, quantile: float, dependence: float = 1.0) -> Estimate:
+    """Estimate a quantile of ordered values with its 95 % interval; infinite values count as the largest.
+
+    The upper bound is infinite where there are too few independent values for one.
+    """
+    independent = thin(np.minimum(ordered, NEVER_S), dependence)
+    low, high = compute_quantile_interval(independent, quantile)
+    high = high if len(independent) >= count_needed_requests(quantile) else math.inf
+    measured = float(np.quantile(ordered, quantile, method="inverted_cdf"))
+    low, high = (math.inf if bound >= NEVER_S else bound for bound in (low, high))
+    return Estimate(measured=measured, ci95=(low, high))
+
+
+def thin(ordered: Floats, dependence: float) -> Floats:
+    """Reduce values to as many as are independent, keeping their distribution."""
+    n = max(1, int(len(ordered) / dependence))
+    return ordered if n == len(ordered) else np.quantile(ordered, (np.arange(n) + 0.5) / n, method="inverted_cdf")
+
+
 def judge_responses(responses: Responses, plan: LoadPlan) -> tuple[Verdict, str | None, ShareTest]:
     """Judge whether the stated share of responses is within the limit, and say what kept that from being told."""
     assert plan.limit_s is not None
-    response_s, share = responses.response_s, 1 - plan.quantile
-    is_late = response_s > plan.limit_s
-    test = judge_share(is_late, share, alpha=plan.alpha, dependence=responses.compute_dependence(plan.limit_s))
+    response_s, dependence = responses.response_s, responses.compute_dependence(plan.limit_s)
+    test = judge_share(response_s > plan.limit_s, 1 - plan.quantile, alpha=plan.alpha, dependence=dependence)
     if test.decision == "accepted":
-        grows = _grows(response_s, plan.limit_s)
+        third = len(response_s) // 3
+        first_s, last_s = (float(np.median(part)) for part in (response_s[:third], response_s[-third:]))
+        grows = last_s > GROWTH * first_s and last_s - first_s > 0.1 * plan.limit_s
         return ("not proven", "responses grow for as long as the load lasts", test) if grows else ("met", None, test)
-    is_late_itself = response_s - responses.generator_late_s > plan.limit_s
-    if is_late.any() and is_late_itself.sum() < BLAME * is_late.sum():
-        return "not proven", "the load generator was late itself, and most late responses are its doing", test
-    return ("missed" if test.decision == "refused" else "not proven"), None, test
+    why = _blame_generator(responses, plan)
+    return ("missed" if test.decision == "refused" and not why else "not proven"), why, test
+
+
+def _blame_generator(responses: Responses, plan: LoadPlan) -> str | None:
+    """Say so where the percentile would be within the limit, or much lower, if requests had been sent when due."""
+    own_s = responses.response_s - responses.generator_late_s
+    said_s, own_s = (np.quantile(s, plan.quantile, method="inverted_cdf") for s in (responses.response_s, own_s))
+    is_own = own_s <= (plan.limit_s or BLAME * said_s) < said_s
+    return "the load generator was late itself, and the percentile is its own" if is_own else None
 
 
 def build_outcome(responses: Responses, plan: LoadPlan, ended: str) -> LoadOutcome:
     """Put together what was measured; needs one response at least."""
-    verdict, why, test = (None, None, None) if plan.limit_s is None else judge_responses(responses, plan)
+    verdict, why, test, late_share = None, _blame_generator(responses, plan), None, None
     ordered, dependence = np.sort(responses.response_s), responses.compute_dependence(plan.limit_s)
-    n_answered, seconds = int(responses.is_answered.sum()), responses.seconds
-    late_s = responses.generator_late_s
+    if plan.limit_s is not None:
+        verdict, why, test = judge_responses(responses, plan)
+        share, n = float((ordered > plan.limit_s).mean()), max(1, int(len(ordered) / dependence))
+        late_share = Estimate(measured=share, ci95=compute_proportion_interval(round(share * n), n))
+    n_answered, seconds = int(responses.is_answered.sum()), float(responses.ended_s.max())
     quantiles = QUANTILES | {f"p{100 * plan.quantile:g}".replace(".", ""): plan.quantile}
-    if plan.limit_s is None:
-        why = _blame_quantile(responses, plan.quantile)
+    response_ms = {name: estimate_quantile(1000 * ordered, q, dependence) for name, q in quantiles.items()}
     slowest_ms = 1000 * float(ordered[-1])
+    late_ms = 1000 * responses.generator_late_s
+    n_samples = n_answered * plan.samples_per_request
     return LoadOutcome(
         version=VERSION,
         verdict=verdict,
@@ -181,46 +204,23 @@ def build_outcome(responses: Responses, plan: LoadPlan, ended: str) -> LoadOutco
         seconds=seconds,
         n_requests=len(responses),
         answered_per_s=n_answered / seconds,
-        samples_per_s=n_answered * plan.samples_per_request / seconds,
-        response_ms={name: _in_ms(estimate_quantile(ordered, q, dependence)) for name, q in quantiles.items()}
-        | {"max": Estimate(measured=slowest_ms, ci95=(slowest_ms, slowest_ms))},
-        late_share=None if plan.limit_s is None else _estimate_late_share(ordered > plan.limit_s, dependence),
+        samples_per_s=n_samples / seconds,
+        response_ms=response_ms | {"max": Estimate(measured=slowest_ms, ci95=(slowest_ms, slowest_ms))},
+        late_share=late_share,
         unanswered=responses.count_unanswered(),
-        cached_share=responses.n_cached / max(1, n_answered * plan.samples_per_request),
+        cached_share=int(responses.n_cached[responses.is_answered].sum()) / max(1, n_samples),
         dependence=dependence,
         test=test,
-        generator_late_ms={name: 1000 * float(np.quantile(late_s, QUANTILES[name])) for name in ("p50", "p99")},
+        generator_late_ms={name: float(np.quantile(late_ms, QUANTILES[name])) for name in ("p50", "p99")},
         histogram=tuple(count_histogram(ordered[: np.isfinite(ordered).sum()])),
     )
 
 
-def count_histogram(ordered_s: Floats, n_bins: int = 8) -> list[tuple[float, float, int]]:
+def count_histogram(ordered_s: Floats) -> list[tuple[float, float, int]]:
     """Count responses between bounds that grow by a constant factor; in milliseconds."""
     if not len(ordered_s) or ordered_s[-1] <= 0:
         return []
     low, high = max(ordered_s[0], 1e-3 * ordered_s[-1]), ordered_s[-1]
-    edges = np.geomspace(low, max(high, 1.01 * low), n_bins + 1)
+    edges = np.geomspace(low, max(high, 1.01 * low), N_BINS + 1)
     counts = np.histogram(np.clip(ordered_s, edges[0], edges[-1]), edges)[0]
     return [(1000 * float(a), 1000 * float(b), int(n)) for a, b, n in zip(edges, edges[1:], counts, strict=False)]
-
-
-def _estimate_late_share(is_late: NDArray[np.bool_], dependence: float) -> Estimate:
-    share, n = float(is_late.mean()), max(1, int(len(is_late) / dependence))
-    return Estimate(measured=share, ci95=compute_proportion_interval(round(share * n), n))
-
-
-def _blame_quantile(responses: Responses, quantile: float) -> str | None:
-    whole, own = responses.response_s, responses.response_s - responses.generator_late_s
-    limit_s, own_s = (float(np.quantile(each, quantile, method="inverted_cdf")) for each in (whole, own))
-    return "the load generator was late itself, and the percentile is its own" if own_s < BLAME * limit_s else None
-
-
-def _grows(response_s: Floats, limit_s: float) -> bool:
-    third = len(response_s) // 3
-    first, last = (float(np.median(part)) for part in (response_s[:third], response_s[-third:]))
-    return last > GROWTH * first and last - first > 0.1 * limit_s
-
-
-def _in_ms(estimate: Estimate) -> Estimate:
-    low, high = estimate.ci95
-    return Estimate(measured=1000 * estimate.measured, ci95=(1000 * low, 1000 * high))
