@@ -309,11 +309,9 @@ def _find_rate(args: argparse.Namespace, console: Console, plan: LoadPlan, bodie
 def describe_found(found: FoundRate, plan: LoadPlan) -> str:
     limit = f"p{100 * plan.quantile:g} within {format_rate(1000 * (plan.limit_s or 0.0))} ms"
     if found.accepted is None:
-        return (
-            f"No rate was met with {limit}; the lowest tried is {format_rate(found.refused_per_s or 0.0)} requests/s."
-        )
+        return f"No rate was met with {limit}; the lowest tried is {format_rate(found.refused_per_s)} requests/s."
     held = format_rate(found.accepted.plan.requests_per_s or 0.0)
-    beyond = f", {format_rate(found.refused_per_s)} are too many" if found.refused_per_s else ""
+    beyond = f", {format_rate(found.refused_per_s)} are too many" if not isinf(found.refused_per_s) else ""
     return (
         f"{held} requests/s are met with {limit}{beyond} ({count(len(found.tries), 'try').replace('trys', 'tries')})."
     )

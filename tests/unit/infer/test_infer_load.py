@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from fulltilt.infer.load.arrivals import count_needed_requests, draw_arrivals_s, plan_arrivals
+from fulltilt.infer.load.arrivals import count_needed_requests, plan_arrivals
 from fulltilt.infer.load.loop import serve
 from fulltilt.stats import compute_quantile_interval
 
@@ -36,7 +36,7 @@ class Worker:
 
 
 def test_a_stall_of_one_second_is_in_the_responses_of_all_who_waited():
-    arrivals_s = draw_arrivals_s(6000, 100, seed=1)
+    arrivals_s = plan_arrivals("server", 6000, 100, seed=1)
     answers = Worker(0.001, stalls={3000: 1.0}).serve(arrivals_s)
     assert np.quantile([a.response_s for a in answers], 0.99) >= 0.3
     own_s = [a.end_s - a.start_s for a in answers]
@@ -45,7 +45,7 @@ def test_a_stall_of_one_second_is_in_the_responses_of_all_who_waited():
 
 
 def test_no_request_is_answered_before_it_is_due_and_they_are_answered_in_order():
-    arrivals_s = draw_arrivals_s(500, 50, seed=2)
+    arrivals_s = plan_arrivals("server", 500, 50, seed=2)
     answers = Worker(0.015).serve(arrivals_s)
     assert [a.due_s for a in answers] == arrivals_s
     assert all(a.start_s >= a.due_s - 1e-9 for a in answers)
@@ -53,7 +53,7 @@ def test_no_request_is_answered_before_it_is_due_and_they_are_answered_in_order(
 
 
 def test_responses_of_an_overloaded_worker_grow_by_what_it_lags_behind():
-    answers = Worker(0.02).serve(draw_arrivals_s(1000, 100, seed=3))
+    answers = Worker(0.02).serve(plan_arrivals("server", 1000, 100, seed=3))
     responses_s = np.array([a.response_s for a in answers])
     assert responses_s[-100:].mean() > 5 * responses_s[:100].mean()
     assert responses_s[-1] == pytest.approx(1000 * 0.02 - answers[-1].due_s, abs=0.1)
@@ -61,7 +61,7 @@ def test_responses_of_an_overloaded_worker_grow_by_what_it_lags_behind():
 
 def test_arrivals_are_poisson_at_the_stated_rate_and_the_same_for_a_seed():
     n, rate_per_s = 40_000, 25.0
-    arrivals_s = np.array(draw_arrivals_s(n, rate_per_s, seed=4))
+    arrivals_s = np.array(plan_arrivals("server", n, rate_per_s, seed=4))
     gaps_s = np.diff(arrivals_s, prepend=0.0)
     z = NormalDist().inv_cdf(1 - 1e-4)  # each bound fails by chance once in 5,000 seeds; this seed is fixed
     assert abs(gaps_s.mean() * rate_per_s - 1) < z / math.sqrt(n)
@@ -71,7 +71,11 @@ def test_arrivals_are_poisson_at_the_stated_rate_and_the_same_for_a_seed():
     counts = np.histogram(arrivals_s, bins=np.arange(0, int(arrivals_s[-1])))[0]
     assert counts.var() / counts.mean() == pytest.approx(1, abs=z * math.sqrt(2 / len(counts)))
     assert abs(np.corrcoef(gaps_s[:-1], gaps_s[1:])[0, 1]) < z / math.sqrt(n)
-    assert draw_arrivals_s(5, rate_per_s, seed=4) == arrivals_s[:5].tolist() != draw_arrivals_s(5, rate_per_s, seed=5)
+    assert (
+        plan_arrivals("server", 5, rate_per_s, seed=4)
+        == arrivals_s[:5].tolist()
+        != plan_arrivals("server", 5, rate_per_s, seed=5)
+    )
 
 
 @pytest.mark.parametrize(("quantile", "n"), [(0.99, 368), (0.95, 72), (0.9, 36), (0.5, 6)])
@@ -94,5 +98,5 @@ def test_offline_everything_is_due_at_once():
 
 
 def test_a_load_ends_when_it_has_told_enough():
-    answers = Worker(0.02).serve(draw_arrivals_s(500, 50, seed=2), is_enough=lambda answers: len(answers) == 37)
+    answers = Worker(0.02).serve(plan_arrivals("server", 500, 50, seed=2), is_enough=lambda answers: len(answers) == 37)
     assert len(answers) == 37

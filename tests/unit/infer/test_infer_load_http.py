@@ -8,7 +8,7 @@ import pytest
 from tests.standin_server import StandIn
 
 from fulltilt.errors import FulltiltError, UsageError
-from fulltilt.infer.load.arrivals import draw_arrivals_s
+from fulltilt.infer.load.arrivals import plan_arrivals
 from fulltilt.infer.load.http import HttpLoad, build_bodies, fetch
 from fulltilt.infer.load.outcome import LoadPlan
 
@@ -25,7 +25,9 @@ def test_every_request_of_the_schedule_is_sent_at_its_time_and_none_is_lost():
     with StandIn() as server:
         outcome, load = run_load(server.url, token="secret")
     responses = load.select()
-    assert responses.due_s.tolist() == pytest.approx([s for s in draw_arrivals_s(100, 200.0, seed=0) if s <= 0.5])
+    assert responses.due_s.tolist() == pytest.approx(
+        [s for s in plan_arrivals("server", 100, 200.0, seed=0) if s <= 0.5]
+    )
     assert len(server.bodies) == outcome.n_requests == len(responses) > 70
     assert (responses.generator_late_s >= 0).all()
     assert (responses.response_s > responses.generator_late_s).all()

@@ -154,4 +154,4 @@ def test_a_server_that_holds_no_rate_or_every_rate_ends_the_search():
     assert (found.accepted, found.refused_per_s) == (None, 0.5)
     *_, found = find_rate(Server(math.inf).load_at, 3000.0, min_per_s=0.5, max_per_s=10_000)
     assert found.accepted.plan.requests_per_s == 10_000
-    assert found.refused_per_s is None
+    assert found.refused_per_s == math.inf

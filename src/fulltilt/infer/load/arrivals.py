@@ -4,6 +4,7 @@ Source: MLCommons, MLPerf inference rules, Scenarios (2026).
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -21,19 +22,13 @@ MIN_REQUESTS = 100
 """For a mean, a maximum and a median, which need no upper bound from the order of the values, or nearly none."""
 
 
-def draw_arrivals_s(n_requests: int, requests_per_s: float, *, seed: int) -> list[float]:
-    """Draw the arrival times of a Poisson process: independent, exponential gaps."""
-    gaps_s = np.random.default_rng(seed).exponential(1 / requests_per_s, n_requests)
-    return np.cumsum(gaps_s).tolist()
-
-
 def plan_arrivals(
     scenario: Scenario, n_requests: int, requests_per_s: float | None, *, seed: int
-) -> list[float | None]:
+) -> Sequence[float | None]:
     """Plan arrival times; None stands for as soon as the request before is answered."""
-    if scenario == "server":
+    if scenario == "server":  # a Poisson process: independent, exponential gaps
         assert requests_per_s is not None
-        return [*draw_arrivals_s(n_requests, requests_per_s, seed=seed)]
+        return np.cumsum(np.random.default_rng(seed).exponential(1 / requests_per_s, n_requests)).tolist()
     return [0.0 if scenario == "offline" else None] * n_requests
 
 

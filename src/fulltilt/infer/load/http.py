@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -104,9 +104,7 @@ def build_request(plan: LoadPlan, bodies: Sequence[str], token: str | None) -> d
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"{plan.url} is no URL of a server; give one such as http://127.0.0.1:8000")
     if plan.scenario == "server" and not (rate_per_s and 0 < rate_per_s <= MAX_RATE_PER_S):
-        raise UsageError(
-            f"requests_per_s {rate_per_s:g} has to be above 0, and one process sends at most 10,000 a second"
-        )
+        raise UsageError(f"requests_per_s {rate_per_s:g} has to be above 0; one process sends at most 10,000 a second")
     n_requests = max(1, round((rate_per_s or 0.0) * plan.seconds)) if plan.scenario == "server" else MAX_REQUESTS
     if n_requests > MAX_REQUESTS:
         raise UsageError(f"{n_requests:,} requests are more than {MAX_REQUESTS:,}; give fewer seconds")
@@ -147,7 +145,7 @@ def fetch(url: str, *, token: str | None = None, body: str | None = None) -> Any
         if body is not None and error.code in BUSY:
             return None
         raise UsageError(f"{url} answers {error.code} {error.reason} ({said})") from None
-    except (URLError, OSError) as error:
+    except OSError as error:
         raise UsageError(f"nobody answers at {url} ({getattr(error, 'reason', error)})") from None
     except ValueError:
         raise UsageError(f"{url} answers with something that is no JSON") from None

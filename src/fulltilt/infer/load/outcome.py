@@ -11,14 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fulltilt.infer.load.arrivals import Scenario, count_needed_requests
 from fulltilt.records import VERSION
-from fulltilt.stats import (
-    ShareTest,
-    compute_proportion_interval,
-    compute_quantile_interval,
-    estimate_dependence,
-    judge_share,
-)
-from fulltilt.stats.sequential import ALPHA
+from fulltilt.stats.intervals import compute_proportion_interval, compute_quantile_interval
+from fulltilt.stats.sequential import ALPHA, ShareTest, estimate_dependence, judge_share
 
 Verdict = Literal["met", "missed", "not proven"]
 Floats = NDArray[np.float64]
@@ -31,7 +25,6 @@ MIN_S = 5.0  # of a load that a test ends
 BLAME = 0.5  # of a percentile, counted from the sending on: if that is less, the generator made it
 NEAR = 0.25  # of the limit
 GROWTH = 1.5  # the last third of the responses takes so many times as long as the first: the queue grows
-N_BINS = 8  # of the histogram
 N_COLUMNS = 5
 """Of a row: due, handled by the generator and ended, in seconds since the load began; status; samples from a cache."""
 
@@ -221,6 +214,6 @@ def count_histogram(ordered_s: Floats) -> list[tuple[float, float, int]]:
     if not len(ordered_s) or ordered_s[-1] <= 0:
         return []
     low, high = max(ordered_s[0], 1e-3 * ordered_s[-1]), ordered_s[-1]
-    edges = np.geomspace(low, max(high, 1.01 * low), N_BINS + 1)
+    edges = np.geomspace(low, max(high, 1.01 * low), 9)  # of 8 bins
     counts = np.histogram(np.clip(ordered_s, edges[0], edges[-1]), edges)[0]
     return [(1000 * float(a), 1000 * float(b), int(n)) for a, b, n in zip(edges, edges[1:], counts, strict=False)]

@@ -12,10 +12,10 @@ MAX_TRIES = 14
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FoundRate:
-    """The load at the highest rate that was accepted, and the lowest rate above it that was not."""
+    """The load at the highest rate that was accepted, and the lowest rate that was not, infinite where none was."""
 
     accepted: LoadOutcome | None
-    refused_per_s: float | None
+    refused_per_s: float
     tries: tuple[LoadOutcome, ...]
 
 
@@ -35,9 +35,7 @@ def find_rate(
             accepted, met_per_s = outcome, rate_per_s
         else:
             refused_per_s = rate_per_s
-        yield FoundRate(
-            accepted=accepted, refused_per_s=None if math.isinf(refused_per_s) else refused_per_s, tries=tries
-        )
+        yield FoundRate(accepted=accepted, refused_per_s=refused_per_s, tries=tries)
         if math.isinf(refused_per_s):
             rate_per_s = min(2 * met_per_s, max_per_s)
         else:

@@ -53,12 +53,14 @@ class Sender:
                     await asyncio.sleep(due_s - self._now_s())
                 self._open[number] = due_s, self._now_s()
                 tasks.create_task(self._send(number, due_s, requests[number % len(requests)]))
+        self.write("schedule")
 
     async def tell(self) -> None:
         """Tell the parent now and then what is over, until the server is gone."""
         while self._n_broken < GONE_N or self._now_s() - self._heard_s < GONE_S:
             await asyncio.sleep(TELL_EVERY_S)
             self.write()
+        self.write("the server was gone")
 
     def write(self, ended: str | None = None) -> None:
         now_s = self._now_s()
@@ -71,7 +73,6 @@ class Sender:
 
     async def _send(self, number: int, due_s: float, request: bytes) -> None:
         handled_s = self._now_s()
-        self._open[number] = due_s, handled_s
         try:
             async with asyncio.timeout_at(self._begin_s + due_s + self._plan["timeout_s"]):
                 status, n_cached = await self._client.ask(request)
@@ -90,16 +91,11 @@ class Sender:
 
 
 async def run(plan: dict[str, Any]) -> None:
-    """Run a plan to its end, and tell how it ended."""
+    """Run a plan until all of it is sent and answered, or the server is gone."""
     sender = Sender(plan)
-    ends = {
-        asyncio.create_task(sender.send_all()): "schedule",
-        asyncio.create_task(sender.tell()): "the server was gone",
-    }
-    done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
-        sender.write(ends[task])
+    tasks = [asyncio.create_task(sender.send_all()), asyncio.create_task(sender.tell())]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await next(iter(done))  # raises what went wrong in it
 
 
 def main() -> None:
