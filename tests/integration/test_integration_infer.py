@@ -97,6 +97,7 @@ def test_json_is_the_contract(checked):
     assert document["load"].items() >= {**load, "scenario": "server"}.items()
     assert sum(n for *_, n in document["histogram"]) == 100
     assert 0.05 < document["targets"][1]["measured"] < 2, "GiB of a process with torch and a small model"
+    assert 0.05 < document["memory_mean_gib"] <= document["memory_gib"]
     assert document["weights"]["metrics"]["accuracy"] > 0.5
     assert document["weights"]["step"] == 23
     assert document["levers"]["threads"] == 1

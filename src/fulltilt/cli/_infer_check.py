@@ -196,7 +196,7 @@ def _describe_details(result: CheckResult) -> list[str]:
     return [
         *lines,
         f"samples_per_hour: {format_rate(result.samples_per_hour.measured)}",
-        f"memory_gib: {format_rate(result.memory_gib)}, the peak of the measuring process",
+        f"memory_gib: peak {format_rate(result.memory_gib)}, mean {format_rate(result.memory_mean_gib)}",
         f"levers in force: {', '.join(f'{name} {value}' for name, value in result.levers.items())}",
         f"machine: {result.machine.cpu_model}, {count(result.machine.n_cores_usable, 'usable core')}",
     ]

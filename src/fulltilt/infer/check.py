@@ -75,7 +75,8 @@ class CheckResult:
         inputs: Where the samples of the requests come from.
         weights: The measured checkpoint and its training metrics; None: the model as its function built it.
         keeps_up: Whether the model answers requests faster than they arrive; None: there is no load.
-            levers: Levers that affect inference, read back from the measuring process.
+        memory_gib: Peak of the device used, from the built model to the last answer; the mean is over the same time.
+        levers: Levers of inference, read back from the measuring process.
         histogram: Of the response where there is one, else of the latency: two bounds in ms, requests between them.
     """
 
@@ -88,6 +89,7 @@ class CheckResult:
     load: Load
     samples_per_hour: Estimate
     memory_gib: float
+    memory_mean_gib: float
     times: dict[str, dict[str, Estimate]]
     inputs: str
     weights: dict[str, Any] | None
@@ -199,6 +201,7 @@ def run_check(
         load=load,
         samples_per_hour=estimate_figure("samples_per_hour", None, figures, load),
         memory_gib=figures.memory_peak_gib,
+        memory_mean_gib=figures.memory_mean_gib,
         times={name: {which: estimate_figure(name, which, figures, load) for which in STATISTICS} for name in timed},
         inputs=measured["inputs"],
         weights=measured["weights"],

@@ -5,18 +5,22 @@ memory is that of inference. It answers with one object a line: ``{"progress": {
 ``{"measured": {…}}`` or ``{"failure": {…}}``.
 """
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import math
-import sys
+import os
+import statistics
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fulltilt.config import config_from_values
-from fulltilt.errors import UsageError
-from fulltilt.hardware import read_status_bytes
+from fulltilt.config import config_from_values, inference_plan_of, plan_of
+from fulltilt.errors import PlanObstacleError, UsageError
+from fulltilt.hardware import read_rss_bytes, read_status_bytes
 from fulltilt.infer.load import loop
 from fulltilt.infer.load.arrivals import plan_arrivals
 from fulltilt.infer.targets import (
@@ -29,9 +33,14 @@ from fulltilt.infer.targets import (
     judge,
     plan_requests,
 )
+from fulltilt.levers import find_obstacles, load_inference_catalogue
+from fulltilt.levers.precision import resolve
 from fulltilt.records import decode, encode
 from fulltilt.tuner.trials.measuring import Answer
 
+TRAINING = ("channels_last", "compile")  # levers of speed that training alone has
+N_SAMPLES = 256  # that requests take turns with, as many as an artefact keeps
+MEMORY_EVERY_S = 0.05
 WARM_UP_S = 1.0
 MIN_WARM_UP = 3
 BLOCK_S = 0.2
@@ -57,27 +66,24 @@ def tell_progress(send: Answer, expected_s: float) -> Callable[[], None]:
     return tell
 
 
-class ServedArtefact:
-    """Answers requests with the samples of an artefact, as a server would: joined, run and split."""
+class Requests:
+    """Answers requests with real samples, one after the other, as a server does: joined, run and split.
 
-    dataset_name, weights = "artefact", None
+    Attributes:
+        said: What the parent is told of the model.
+        first_s: Of each request for text, the seconds from its begin to its first word.
+    """
 
-    def __init__(self, folder: Path, samples_per_request: int):
-        from fulltilt.infer.artefact import open_artefact
-
-        self._artefact = artefact = open_artefact(folder)
-        self.notes, self.n_parameters = list(artefact.notes), artefact.manifest.n_parameters
-        self._samples, self._n = itertools.cycle(artefact.samples), samples_per_request
+    def __init__(self, run: Callable[..., Any], samples: Sequence[Any], n_samples: int, said: Mapping[str, Any]):
+        self._run, self._samples, self._n, self.said = run, itertools.cycle(samples), n_samples, said
+        self.first_s: list[float] = []
 
     def answer(self) -> float:
         """Answer the next request and return the seconds it took."""
         samples = list(itertools.islice(self._samples, self._n))
         begin_s = time.perf_counter()
-        self._artefact.answer(samples)
+        self._run(samples)
         return time.perf_counter() - begin_s
-
-    def read_levers(self) -> dict[str, Any]:
-        return self._artefact.manifest.plan
 
 
 def run(message: Mapping[str, Any], send: Answer) -> None:
@@ -89,80 +95,108 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
     message = message["given"]
     load = decode(Load, message["load"])
     targets = [decode(Target, target) for target in message["targets"]]
-    model = open_model(message, load)
+    requests = open_artefact(message, load) if message["artefact"] else open_model(message, load)
     stop_meter = start_meter(message["device"])  # reading a checkpoint takes memory that serving does not
-    batch_s = warm_up(model.answer)
-    levers = model.read_levers()
+    batch_s = warm_up(requests.answer)
     tell = tell_progress(send, BLOCK_S * N_BLOCKS + load.expected_s)
-    blocks = measure_blocks(model.answer, load.samples_per_request, batch_s, tell=tell)
-    figures = Figures(
-        call_s=(),
-        response_s=(),
-        block_samples=tuple(n_samples for n_samples, _ in blocks),
-        block_s=tuple(seconds for _, seconds in blocks),
-        memory_peak_gib=0.0,
-    )
+    blocks = measure_blocks(requests.answer, load.samples_per_request, batch_s, tell=tell)
+    figures = Figures(block_samples=tuple(n for n, _ in blocks), block_s=tuple(seconds for _, seconds in blocks))
     if load.n_requests:
-        figures = measure_load(model, targets, load, figures, send)
-    figures = dataclasses.replace(figures, memory_peak_gib=stop_meter())
-    said = {"weights": model.weights, "levers": levers, "notes": model.notes, "n_parameters": model.n_parameters}
-    send({"measured": {"figures": encode(figures), "inputs": model.dataset_name, **encode(said)}})
+        figures = measure_load(requests, targets, load, figures, send)
+    peak_gib, mean_gib = stop_meter()
+    figures = dataclasses.replace(figures, memory_peak_gib=peak_gib, memory_mean_gib=mean_gib)
+    send({"measured": {"figures": encode(figures), **encode(requests.said)}})
 
 
-def open_model(message: Mapping[str, Any], load: Load) -> Any:
-    """Open the artefact that is asked for, or build the model as training does."""
-    if message.get("artefact"):
-        return ServedArtefact(Path(message["artefact"]), load.samples_per_request)
-    import torch
+def open_artefact(message: Mapping[str, Any], load: Load) -> Requests:
+    from fulltilt.infer import artefact
 
-    from fulltilt.infer.generate.decoding import find_generate
+    opened = artefact.open_artefact(Path(message["artefact"]))
+    said = {"inputs": "artefact", "weights": None, "levers": opened.plan, "notes": opened.notes}
+    said["n_parameters"] = opened.manifest.n_parameters
+    return Requests(opened.answer, opened.samples, load.samples_per_request, said)
+
+
+def open_model(message: Mapping[str, Any], load: Load) -> Requests:
+    """Build the model of a configuration, with the levers of inference that it states, as ``infer serve`` would.
+
+    Raises:
+        UsageError: a lever cannot apply, or the engine is one that ``infer search`` builds.
+    """
+    from fulltilt.infer.engines._torch import apply_levers
+    from fulltilt.infer.generate.decoding import find_writer
     from fulltilt.infer.generate.requests import TextRequests
-    from fulltilt.infer.served import ServedModel
+    from fulltilt.infer.model import build_inference_model
 
-    if message["device"] != "cpu":
-        torch.cuda.init()  # peak statistics need an initialised CUDA context
     config = config_from_values(message["config"], base_dir=message["base_dir"], provenance=message["provenance"])
-    model = ServedModel(
-        config,
-        device=message["device"],
-        samples_per_request=load.samples_per_request,
-        weights=Path(message["weights"]) if message["weights"] else None,
-    )
-    if find_generate(model.module) is not None:
-        return TextRequests(model, new_tokens=load.new_tokens, seed=load.seed)
+    weights = Path(message["weights"]) if message["weights"] else None
+    model = build_inference_model(config, device=message["device"], weights=weights, n_samples=N_SAMPLES)
+    plan = inference_plan_of(config)
+    precision, note = resolve(plan["precision"], model.facts)
+    plan, notes = plan.replace(precision=precision), [*model.notes, *([note] if note else [])]
+    notes += [f"speed.{name} is of training, it is not in force here" for name in TRAINING if plan_of(config)[name]]
+    obstacles = find_obstacles(plan, model.facts, load_inference_catalogue())
+    if plan["engine"] != "eager":
+        obstacles.append(f"engine={plan['engine']}: fulltilt infer search builds it; check that with --artefact")
+    if obstacles:
+        raise PlanObstacleError("; ".join(obstacles))
+    setup = apply_levers(model.module, plan, model.device)
+    said = {"inputs": model.data, "weights": model.weights, "notes": notes, "n_parameters": model.n_parameters}
+    said["levers"] = {name: lever.observe(setup) for name, lever in load_inference_catalogue().items()}
+    if (writer := find_writer(setup.model)) is not None:
+        return TextRequests(writer, model.samples, load, said)
     if config.targets.first_token_s or config.targets.tokens_per_s:
         raise UsageError(
             f"targets.first_token_s and tokens_per_s are of models that write text; {config.task} does not"
         )
-    return model
+    answer = dataclasses.replace(model, module=setup.model).answer
+    return Requests(answer, model.samples, load.samples_per_request, said)
 
 
-def start_meter(device: str) -> Callable[[], float]:
-    """Begin to watch memory → what returns its peak in GiB; without torch that of the whole process."""
-    if "torch" not in sys.modules:
-        return lambda: (read_status_bytes("VmHWM") or 0) / 2**30
-    from fulltilt.measure import MemoryMeter
+def start_meter(device: str) -> Callable[[], tuple[float, float]]:
+    """Begin to watch memory → what returns its peak and its mean in GiB: reserved on a GPU, else of this process.
 
-    meter = MemoryMeter(device)
-    meter.start()
-    return lambda: meter.stop().device_peak_gib
+    The peak is the allocator's or the kernel's own; the mean is one of readings, which cost 15 µs each.
+    """
+    if device == "cpu":
+        with contextlib.suppress(OSError):  # where that is refused, the peak is that of the whole process
+            Path("/proc/self/clear_refs").write_text("5")
+        read, read_peak = functools.partial(read_rss_bytes, os.getpid()), functools.partial(read_status_bytes, "VmHWM")
+    else:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+        memory = torch.cuda
+        read, read_peak = (functools.partial(f, device) for f in (memory.memory_reserved, memory.max_memory_reserved))
+    readings, is_over = [read() or 0], threading.Event()
+
+    def sample() -> None:
+        while not is_over.wait(MEMORY_EVERY_S):
+            readings.append(read() or 0)
+
+    threading.Thread(target=sample, name="memory", daemon=True).start()
+
+    def stop() -> tuple[float, float]:
+        is_over.set()
+        return (read_peak() or 0) / 2**30, statistics.fmean(readings) / 2**30
+
+    return stop
 
 
-def measure_load(model: Any, targets: Sequence[Target], load: Load, figures: Figures, send: Answer) -> Figures:
+def measure_load(requests: Requests, targets: Sequence[Target], load: Load, figures: Figures, send: Answer) -> Figures:
     """Send the planned requests, and more of them where they leave a percentile open."""
     each_s = figures.seconds_per_request(load)
     n_planned = plan_requests(load, each_s)
     expected_s = n_planned * max(each_s, 1 / load.requests_per_s if load.requests_per_s else 0.0)
     arrivals_s = plan_arrivals(load.scenario, count_at_most(load, n_planned), load.requests_per_s, seed=load.seed)
-    first_s: list[float] = getattr(model, "first_s", [])
-    first_s.clear()
-    stop, tell = Stopping(targets, load, figures, n_planned, first_s), tell_progress(send, expected_s)
+    requests.first_s.clear()
+    stop, tell = Stopping(targets, load, figures, n_planned, requests.first_s), tell_progress(send, expected_s)
 
     def is_enough(answers: Sequence[loop.Answer]) -> bool:
         tell()
         return len(answers) >= stop.next_look and stop.look(answers)
 
-    return stop.build_figures(loop.serve(arrivals_s, model.answer, is_enough=is_enough))
+    return stop.build_figures(loop.serve(arrivals_s, requests.answer, is_enough=is_enough))
 
 
 class Stopping:

@@ -5,14 +5,15 @@ import functools
 import importlib.util
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.data import IterableDataset
 
 from fulltilt.config import Config, parse_on_bad_sample
@@ -20,11 +21,13 @@ from fulltilt.data import build_loader
 from fulltilt.engine.build.assemble import build_workload
 from fulltilt.engine.build.builder import check_device
 from fulltilt.engine.build.facts import describe
-from fulltilt.errors import DataError
+from fulltilt.engine.checkpoints.checkpoint import load_checkpoint, load_model_state
+from fulltilt.engine.checkpoints.export import find_evaluated, read_weights
+from fulltilt.engine.step.rng import seed_everything
+from fulltilt.errors import DataError, FulltiltError, UsageError
 from fulltilt.infer.gates.accuracy import compare_outputs
-from fulltilt.infer.joining import Array, Sample, join_samples, read_length, split_outputs
+from fulltilt.infer.joining import Sample, join_samples, read_length, split_outputs
 from fulltilt.infer.manifest import InputSpec
-from fulltilt.infer.served import build_model, build_samples, check_finite, load_weights, split_batch
 from fulltilt.levers import Facts
 from fulltilt.measure.nested import SEQUENCES
 from fulltilt.tasks import Workload
@@ -37,11 +40,7 @@ LAYERS = (nn.Linear, nn.LSTM, nn.GRU)
 
 
 class Flat(nn.Module):
-    """Calls a model with its inputs one by one, and returns the tensors of its outputs as one tuple.
-
-    Args:
-        names: Of the inputs; the keys, where the model takes them as one mapping.
-    """
+    """Calls a model with its inputs one by one, and returns the tensors of its outputs as one tuple."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], takes_mapping: bool):
         super().__init__()
@@ -61,7 +60,7 @@ class InferenceModel:
 
     Attributes:
         module: In evaluation mode and fp32, on ``device``.
-        samples: Of the validation set, or of the training set where there is none, in random order.
+        data: "validation set", or "training set" where there is none: where the samples come from, in random order.
         targets: Of each sample, as a batch of one.
         joins: As in ``Manifest``; ``notes`` say why samples are answered alone.
         weights: The checkpoint and its training metrics; None: the model as it was built.
@@ -71,6 +70,7 @@ class InferenceModel:
     workload: Workload
     device: torch.device
     module: Flat
+    data: str
     samples: tuple[Sample, ...]
     targets: tuple[Any, ...]
     inputs: tuple[InputSpec, ...]
@@ -86,7 +86,9 @@ class InferenceModel:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def answer(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Answer samples in eager fp32, in one batch."""
+        """Answer samples in one batch; one by one, where they cannot be joined."""
+        if self.joins != "pad" and len(samples) > 1:
+            return [self.answer([sample])[0] for sample in samples]
         outputs = run_module(self.module, join_samples(samples, self.inputs), self.device)
         return split_outputs(outputs, [read_length(sample, self.inputs) for sample in samples], self.outputs_vary)
 
@@ -117,28 +119,29 @@ def build_inference_model(
     """
     place = check_device(device)
     workload = build_workload(config)
-    name, dataset = build_samples(workload, config)
+    data = "training set" if workload.validation is None else "validation set"
+    seed_everything(config.run.seed)
+    dataset = (workload.validation or workload.dataset)()
     model = build_model(workload, config)
     trained = None if weights is None else load_weights(model, weights)
     model.to(place)
-    read = _Reader(config, workload, dataset, place)
-    singles = list(itertools.islice(read.batches(1), n_samples))
+    read = functools.partial(_read_batches, config, workload, dataset, place)
+    singles = list(itertools.islice(read(1), n_samples))
     if not singles:
-        raise DataError(f"the {name} holds no sample; artefacts are built and verified with real ones")
+        raise DataError(f"the {data} holds no sample; a model is measured and verified with real ones")
     names, takes_mapping = _name_inputs(model, singles[0][0])
     samples = tuple(tuple(array[0] for array in _flatten(inputs)) for inputs, _ in singles)
     flat = Flat(model, names, takes_mapping)
-    specs = _find_specs(names, samples)
+    specs, problem = _find_pads(samples, _find_specs(names, samples), read)
     longest = max(read_length(sample, specs) for sample in samples) if any(s.varies for s in specs) else None
-    specs, problem = _find_pads(samples, specs, read)
-    vary = _find_varying_outputs(flat, samples, specs, place)
-    problem = problem or _find_dependence(flat, samples, specs, vary, place)
-    facts = describe(model, dataset, place, is_batch_known=workload.collate is None)
+    vary, dependence = _find_dependence(flat, samples, specs, place)
+    problem = problem or dependence
     return InferenceModel(
         config=config,
         workload=workload,
         device=place,
         module=flat,
+        data=data,
         samples=samples,
         targets=tuple(targets for _, targets in singles),
         inputs=specs,
@@ -146,7 +149,7 @@ def build_inference_model(
         joins="alone" if problem else "pad",
         outputs_vary=vary,
         facts=dataclasses.replace(
-            facts,
+            describe(model, dataset, place, is_batch_known=workload.collate is None),
             has_linear=any(isinstance(module, LAYERS) for module in model.modules()),
             has_attention=_has_attention(flat, samples[0], place),
             packages=tuple(package for package in PACKAGES if importlib.util.find_spec(package)),
@@ -156,6 +159,30 @@ def build_inference_model(
     )
 
 
+def build_model(workload: Workload, config: Config) -> nn.Module:
+    """Build the model in evaluation mode, as training initialises it.
+
+    Raises:
+        UsageError: the workload's function returns something else.
+    """
+    seed_everything(config.run.seed)
+    model = workload.model()
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is {type(model).__name__}; the function of the workload must return a Module")
+    return model.eval()
+
+
+def load_weights(model: nn.Module, folder: Path) -> dict[str, Any]:
+    """Put the newest checkpoint of a training into ``model``, the running average where it kept one."""
+    loaded = load_checkpoint(folder)
+    assert loaded is not None, folder  # it existed when the command began
+    kind = find_evaluated(loaded.state)
+    load_model_state(model, read_weights(loaded.state, kind), loaded.path)
+    evaluations = loaded.state["evaluations"]
+    metrics: Mapping[str, float] = evaluations[-1]["metrics"] if evaluations else {}
+    return {"checkpoint": str(loaded.path), "kind": kind, "step": loaded.state["progress"]["step"], "metrics": metrics}
+
+
 def run_module(module: nn.Module, inputs: Sample, device: torch.device) -> Sample:
     """Call a module with arrays, batch first, and return its outputs as arrays.
 
@@ -163,36 +190,41 @@ def run_module(module: nn.Module, inputs: Sample, device: torch.device) -> Sampl
         FulltiltError: an output is NaN or infinite.
     """
     with torch.no_grad():
-        outputs = module(*(torch.from_numpy(array).to(device) for array in inputs))
-    check_finite(outputs)
-    return tuple(tensor.cpu().numpy() for tensor in outputs)
+        outputs = [tensor.cpu() for tensor in module(*(torch.from_numpy(array).to(device) for array in inputs))]
+    for tensor in outputs:
+        if n_bad := int((~torch.isfinite(tensor)).sum()):
+            raise FulltiltError(
+                f"{n_bad} of {tensor.numel()} outputs of the model are NaN or infinite; "
+                "measuring it would say nothing; train it anew, or use another precision"
+            )
+    return tuple(tensor.numpy() for tensor in outputs)
 
 
-class _Reader:
-    """Reads the same samples again and again, in batches of any size, prepared as for training."""
+def _read_batches(
+    config: Config, workload: Workload, dataset: Any, device: torch.device, size: int
+) -> Iterator[tuple[Any, Any]]:
+    """Read the same samples at every call, in batches of any size, prepared as for training.
 
-    def __init__(self, config: Config, workload: Workload, dataset: Any, device: torch.device):
-        self._config, self._workload, self._dataset, self._device = config, workload, dataset, device
-
-    def batches(self, size: int) -> Iterator[tuple[Any, Any]]:
-        seed = self._config.run.seed
-        loader = build_loader(
-            self._dataset,
-            batch_size=size,
-            shuffle=not isinstance(self._dataset, IterableDataset),  # data sets are often sorted by class
-            drop_last=False,
-            generator=torch.Generator().manual_seed(seed),
-            collate=self._workload.collate,
-            skip_limit=parse_on_bad_sample(self._config.data.on_bad_sample),
-        )
-        generator = torch.Generator(self._device).manual_seed(seed)
-        for batch in loader:
-            if self._workload.prepare is not None:
-                moved = torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(self._device), batch)
-                with torch.no_grad():
-                    batch = self._workload.prepare(moved, generator)
-            inputs, targets = split_batch(batch)
-            yield inputs, targets
+    Raises:
+        DataError: a batch is no pair of inputs and targets.
+    """
+    loader = build_loader(
+        dataset,
+        batch_size=size,
+        shuffle=not isinstance(dataset, IterableDataset),  # data sets are often sorted by class
+        drop_last=False,
+        generator=torch.Generator().manual_seed(config.run.seed),
+        collate=workload.collate,
+        skip_limit=parse_on_bad_sample(config.data.on_bad_sample),
+    )
+    generator = torch.Generator(device).manual_seed(config.run.seed)
+    for batch in loader:
+        if workload.prepare is not None:
+            with torch.no_grad():
+                batch = workload.prepare(tree_map_only(Tensor, lambda tensor: tensor.to(device), batch), generator)
+        if not isinstance(batch, SEQUENCES) or len(batch) != 2:
+            raise DataError(f"a batch is {type(batch).__name__}, expected (inputs, targets); change the collate")
+        yield batch[0], batch[1]
 
 
 def _name_inputs(model: nn.Module, inputs: Any) -> tuple[list[str], bool]:
@@ -235,71 +267,62 @@ def _find_specs(names: Sequence[str], samples: Sequence[Sample]) -> tuple[InputS
 
 
 def _find_pads(
-    samples: Sequence[Sample], specs: tuple[InputSpec, ...], read: _Reader
+    samples: Sequence[Sample], specs: tuple[InputSpec, ...], read: Callable[[int], Iterator[Any]]
 ) -> tuple[tuple[InputSpec, ...], str | None]:
     """Find what the workload pads with, and why joining cannot do as it does; None: it can."""
-    size, joined = min(GROUP, len(samples)), []
+    size = min(GROUP, len(samples))
     try:
-        for inputs, _ in itertools.islice(read.batches(size), min(N_GROUPS, len(samples) // size)):
-            joined.append(_flatten(inputs))
+        batches = [_flatten(inputs) for inputs, _ in itertools.islice(read(size), min(N_GROUPS, len(samples) // size))]
     except (DataError, RuntimeError) as error:  # no collate, or one of the user's that does not take such a batch
         return specs, f"the workload cannot join them ({str(error).splitlines()[0]})"
-    groups = [samples[size * i : size * (i + 1)] for i in range(len(joined))]
+    pairs = [(samples[size * i : size * (i + 1)], batch) for i, batch in enumerate(batches)]
     found = []
     for i, spec in enumerate(specs):
-        pads = {
-            pad for group, batch in zip(groups, joined, strict=True) for pad in _read_pads(group, batch[i], i, spec)
-        }
+        rows = [pair for group, batch in pairs for pair in zip(group, batch[i], strict=False)] if spec.varies else ()
+        pads = {pad for sample, row in rows for pad in np.unique(row[len(sample[i]) :]).tolist()}
         if len(pads) > 1:
             return specs, f"its collate fills {spec.name} with several values"
         found.append(dataclasses.replace(spec, pad=float(next(iter(pads), 0.0))))
-    for group, batch in zip(groups, joined, strict=True):
+    for group, batch in pairs:
         for mine, theirs in zip(join_samples(group, found), batch, strict=True):
-            # Theirs may be longer, to a multiple; what follows is padding.
-            cut = theirs[:, : mine.shape[1]] if mine.ndim > 1 else theirs
-            if mine.dtype != theirs.dtype or not np.array_equal(
-                mine[:, : cut.shape[1]] if mine.ndim > 1 else mine, cut
-            ):
+            if mine.ndim > 1 and theirs.ndim > 1:  # one may be longer, to a multiple; what follows is padding
+                length = min(mine.shape[1], theirs.shape[1])
+                mine, theirs = mine[:, :length], theirs[:, :length]
+            if mine.dtype != theirs.dtype or not np.array_equal(mine, theirs):
                 return tuple(found), "its collate or prepare joins them another way than by padding at the end"
     return tuple(found), None
 
 
-def _read_pads(group: Sequence[Sample], batch: Array, i: int, spec: InputSpec) -> Iterator[Any]:
-    if spec.varies and batch.shape[0] == len(group):
-        for row, sample in zip(batch, group, strict=True):
-            yield from np.unique(row[sample[i].shape[0] :]).tolist()
-
-
-def _find_varying_outputs(
-    flat: Flat, samples: Sequence[Sample], specs: Sequence[InputSpec], device: torch.device
-) -> tuple[bool, ...]:
-    """Find the outputs whose first dimension is the length of the sample."""
-    lengths = [read_length(sample, specs) for sample in samples]
-    ends = [samples[lengths.index(pick(lengths))] for pick in (min, max)]
-    short, long = (run_module(flat, join_samples([sample], specs), device) for sample in ends)
-    if min(lengths) == max(lengths):
-        return (False,) * len(short)
-    return tuple(a.ndim > 1 and a.shape[1] != b.shape[1] for a, b in zip(short, long, strict=True))
-
-
 def _find_dependence(
-    flat: Flat, samples: Sequence[Sample], specs: Sequence[InputSpec], vary: tuple[bool, ...], device: torch.device
-) -> str | None:
-    """Say how far answers depend on the padding beside them; None: no more than by rounding."""
-    group = samples[:GROUP]
+    flat: Flat, samples: Sequence[Sample], specs: Sequence[InputSpec], device: torch.device
+) -> tuple[tuple[bool, ...], str | None]:
+    """Find which outputs have a dimension of the length, and how far answers depend on padding; None: by rounding."""
+    ordered = sorted(samples, key=lambda sample: read_length(sample, specs))
+    group = [*samples[: GROUP - 2], ordered[0], ordered[-1]]
     lengths = [read_length(sample, specs) for sample in group]
-    if len(set(lengths)) < 2:
-        return None
+    if lengths[-2] == lengths[-1]:
+        return (False,) * len(run_module(flat, join_samples(group[-1:], specs), device)), None
+    alone = [run_module(flat, join_samples([sample], specs), device) for sample in group]
+    vary = tuple(a.ndim > 1 and a.shape[1] != b.shape[1] for a, b in zip(*alone[-2:], strict=True))
+    alone = [split_outputs(outputs, [length], vary)[0] for outputs, length in zip(alone, lengths, strict=True)]
     together = split_outputs(run_module(flat, join_samples(group, specs), device), lengths, vary)
-    alone = [
-        split_outputs(run_module(flat, join_samples([sample], specs), device), [length], vary)[0]
-        for sample, length in zip(group, lengths, strict=True)
-    ]
     sqnr_db, _ = compare_outputs(alone, together)
-    return None if sqnr_db >= INDEPENDENT_DB else f"padding changes the model's answers ({sqnr_db:.0f} dB)"
+    return vary, None if sqnr_db >= INDEPENDENT_DB else f"padding changes the model's answers ({sqnr_db:.0f} dB)"
+
+
+class _Operators(TorchDispatchMode):
+    """Notes the operators that run; the profiler would print lines of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 def _has_attention(flat: Flat, sample: Sample, device: torch.device) -> bool:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    with _Operators() as seen:
         run_module(flat, tuple(array[None] for array in sample), device)
-    return any("scaled_dot_product" in event.key for event in seen.key_averages())
+    return any("attention" in name for name in seen.names)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -74,18 +74,19 @@ class Figures:
     """Raw figures of the measuring process.
 
     Attributes:
+        block_samples: Samples of each block of batches sent back to back.
         call_s: Seconds of the model's call, for each request under the load.
         response_s: Seconds from scheduled arrival to answer, for the same requests.
-        block_samples: Samples of each block of batches sent back to back.
-        memory_peak_gib: Peak of the device used, from the built model to the last answer.
+        memory_peak_gib: Peak of the device used, from the built model to the last answer; the mean is over that time.
         first_token_s: Seconds from scheduled arrival to the first new word, of models that write text.
     """
 
-    call_s: tuple[float, ...]
-    response_s: tuple[float, ...]
     block_samples: tuple[int, ...]
     block_s: tuple[float, ...]
-    memory_peak_gib: float
+    call_s: tuple[float, ...] = ()
+    response_s: tuple[float, ...] = ()
+    memory_peak_gib: float = 0.0
+    memory_mean_gib: float = 0.0
     first_token_s: tuple[float, ...] = ()
 
     def seconds_per_request(self, load: Load) -> float:
@@ -111,15 +112,11 @@ def plan_targets(config: Config, *, needs_any: bool = True) -> list[Target]:
     Raises:
         ConfigError: the configuration states no target, and ``needs_any``.
     """
-    stated = config.targets
-    targets = [
-        *_list_targets("batch_latency_ms", stated.batch_latency_ms),
-        *_list_targets("memory_gib", {None: stated.memory_gib}),
-        *_list_targets("samples_per_hour", {None: stated.samples_per_hour}),
-        *_list_targets("response_s", stated.response_s),
-        *_list_targets("first_token_s", stated.first_token_s),
-        *_list_targets("tokens_per_s", {None: stated.tokens_per_s}),
-    ]
+    targets = []
+    for figure in get_args(Figure):
+        stated = getattr(config.targets, figure)
+        limits = stated if isinstance(stated, Mapping) else {None: stated}
+        targets += [Target(figure=figure, statistic=which, limit=x) for which, x in limits.items() if x is not None]
     if not targets and needs_any:
         raise ConfigError(
             "no target is stated; write some, such as targets: {response_s: {p95: 2}, requests_per_s: 20}",
@@ -267,8 +264,3 @@ def _read_values(figure: Figure, figures: Figures, load: Load) -> tuple[Floats, 
     if figure in WAITING:
         return np.array(getattr(figures, figure)), compute_dependence(load, figures.seconds_per_request(load))
     return 1000 * np.array(figures.call_s), 1.0
-
-
-def _list_targets(figure: Figure, limits: Mapping[Any, float | None] | None) -> list[Target]:
-    stated = [(statistic, limit) for statistic, limit in (limits or {}).items() if limit is not None]
-    return [Target(figure=figure, statistic=statistic, limit=limit) for statistic, limit in stated]

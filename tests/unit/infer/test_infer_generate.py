@@ -1,15 +1,15 @@
 """Text written word by word: with a cache as without, sampled by a seed, measured from arrival, served as it comes."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fulltilt.config import config_from_values
 from fulltilt.errors import FulltiltError, UsageError
-from fulltilt.infer.generate.decoding import Sampling, choose, find_generate, generate
-from fulltilt.infer.generate.requests import TextRequests
-from fulltilt.infer.served import ServedModel
+from fulltilt.infer.generate.decoding import Sampling, choose, find_writer
+from fulltilt.infer.measuring import open_model
 from fulltilt.infer.targets import Figures, Load, Target, estimate_figure, judge, plan_load, plan_targets
 from fulltilt.records.words import WordTable
 from fulltilt.tasks.models.gpt import GPT
@@ -30,7 +30,7 @@ def collect(write, prompts=PROMPTS, n_new=6, sampling=None):
 
 def test_prompts_of_different_lengths_are_written_on_as_each_would_be_without_a_cache():
     model = build_gpt()
-    for prompt, written in zip(PROMPTS, collect(find_generate(model)), strict=True):
+    for prompt, written in zip(PROMPTS, collect(find_writer(model)), strict=True):
         words = list(prompt)
         with torch.no_grad():
             for _ in range(6):
@@ -39,7 +39,7 @@ def test_prompts_of_different_lengths_are_written_on_as_each_would_be_without_a_
 
 
 def test_sampling_repeats_by_its_seed_and_keeps_to_the_likeliest_words():
-    write = find_generate(build_gpt())
+    write = find_writer(build_gpt())
     hot = Sampling(temperature=5.0, seed=1)
     assert collect(write, sampling=hot) == collect(write, sampling=hot)
     assert collect(write, sampling=hot) != collect(write, sampling=Sampling(temperature=5.0, seed=2))
@@ -53,7 +53,7 @@ def test_sampling_repeats_by_its_seed_and_keeps_to_the_likeliest_words():
 
 def test_whoever_listens_can_end_the_writing():
     seen = []
-    generate(build_gpt(), [[1]], 9, lambda words: seen.append(words) or len(seen) == 3)
+    find_writer(build_gpt())([[1]], 9, lambda words: seen.append(words) or len(seen) == 3)
     assert len(seen) == 3
 
 
@@ -68,14 +68,14 @@ def test_whoever_listens_can_end_the_writing():
 )
 def test_prompts_that_cannot_be_written_on_are_refused(prompts, n_new, said):
     with pytest.raises(UsageError, match=said):
-        collect(find_generate(build_gpt()), prompts, n_new)
+        collect(find_writer(build_gpt()), prompts, n_new)
 
 
 def test_scores_that_are_no_numbers_are_told():
     model = build_gpt()
     torch.nn.init.constant_(model.norm.bias, float("nan"))
     with pytest.raises(FulltiltError, match="NaN or infinite"):
-        collect(find_generate(model))
+        collect(find_writer(model))
 
 
 def test_a_model_of_hugging_face_writes_by_its_own_generate():
@@ -84,27 +84,27 @@ def test_a_model_of_hugging_face_writes_by_its_own_generate():
     sizes = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
     ends = {"bos_token_id": 0, "eos_token_id": 39}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends)).eval()
-    for prompt, written in zip(PROMPTS, collect(find_generate(model)), strict=True):
-        assert written == collect(find_generate(model), [prompt])[0], "padding on the left changes nothing"
+    for prompt, written in zip(PROMPTS, collect(find_writer(model)), strict=True):
+        assert written == collect(find_writer(model), [prompt])[0], "padding on the left changes nothing"
         whole = model.generate(torch.tensor([prompt]), max_new_tokens=6, min_new_tokens=6, do_sample=False)
         assert written == whole[0, len(prompt) :].tolist()
     seen = []
-    find_generate(model)([[1]], 9, lambda words: seen.append(words) or len(seen) == 3)
+    find_writer(model)([[1]], 9, lambda words: seen.append(words) or len(seen) == 3)
     assert len(seen) == 3
     with pytest.raises(UsageError, match="the model was trained on 32"):
-        collect(find_generate(model), [[1] * 30], 3)
+        collect(find_writer(model), [[1] * 30], 3)
 
 
-def build_requests(new_tokens=4, samples=2):
+def build_requests(new_tokens=4, **speed):
     values = {
         "task": "generation",
         "model": "gpt(depth=1, width=8, heads=2)",
         "data": {"dataset": "text(seq_len=24, vocab_size=100)"},
-        "run": {"device": "cpu"},
-        "speed": {"threads": 1},
+        "speed": {"threads": 1, **speed},
     }
-    model = ServedModel(config_from_values(values, base_dir=""), device="cpu", samples_per_request=samples)
-    return TextRequests(model, new_tokens=new_tokens, seed=0)
+    load = Load(requests_per_s=2.0, samples_per_request=2, n_requests=1, seed=0, new_tokens=new_tokens)
+    parts = {"base_dir": "", "provenance": {}, "device": "cpu", "weights": None}
+    return open_model({"config": config_from_values(values, base_dir="").to_values(), **parts}, load)
 
 
 def test_requests_write_on_from_beginnings_of_real_samples_and_note_the_first_word():
@@ -112,12 +112,20 @@ def test_requests_write_on_from_beginnings_of_real_samples_and_note_the_first_wo
     try:
         requests = build_requests()
         calls_s = [requests.answer() for _ in range(3)]
-        assert [len(row) for row in requests.words] == [4, 4]
+        assert requests.said["inputs"] == "validation set, cut to prompts, 4 new words each"
         assert all(0 < first < call for first, call in zip(requests.first_s, calls_s, strict=True))
+        lengths = [len(requests._cut(list(range(24)))) for _ in range(99)]
+        assert (min(lengths), max(lengths)) == (3, 12), "an eighth to a half"
         with pytest.raises(UsageError, match="new_tokens 24 leaves no word for a prompt"):
             build_requests(new_tokens=24)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_model_in_a_shorter_format_writes_in_it():
+    assert build_requests(precision="bf16").said["levers"]["precision"] == "bf16"
+    assert build_requests(precision="bf16")._writer.model.norm.weight.dtype == torch.bfloat16
+    build_requests(precision="bf16").answer()
 
 
 def test_first_word_and_words_a_second_are_targets():
@@ -139,16 +147,16 @@ def test_first_word_and_words_a_second_are_targets():
     assert judge(targets[0], figures, too_much).verdict == "missed", "the queue grows, so the first word is late"
 
 
-def build_client(max_waiting=16):
+def build_client(model=None, max_waiting=16):
     fastapi, testclient = pytest.importorskip("fastapi"), pytest.importorskip("fastapi.testclient")
     from fulltilt.infer.generate.endpoint import TextService, build_router
 
     words = ("<unk>", "<eos>", *(f"w{number}" for number in range(38)))
     table = WordTable(words=words, tokenizer="words", ends_lines=True)
-    service = TextService(find_generate(build_gpt()), table=table, n_words=40, max_length=32, max_waiting=max_waiting)
-    app = fastapi.FastAPI()
-    app.include_router(build_router(service))
-    return testclient.TestClient(app), service
+    service = TextService(find_writer(model or build_gpt()), table, max_waiting=max_waiting)
+    app, host = fastapi.FastAPI(), SimpleNamespace(is_ready=True, n_open=0)
+    app.include_router(build_router(service, host))
+    return testclient.TestClient(app), host
 
 
 def read_events(response):
@@ -157,16 +165,15 @@ def read_events(response):
 
 
 def test_the_service_sends_every_word_and_then_its_times():
-    client, service = build_client()
+    client, _ = build_client()
     *words, last = read_events(client.post("/v1/generate", json={"tokens": [1, 2, 3], "max_new_tokens": 5}))
-    assert [event["token"] for event in words] == collect(find_generate(build_gpt()), [[1, 2, 3]], 5)[0]
+    assert [event["token"] for event in words] == collect(find_writer(build_gpt()), [[1, 2, 3]], 5)[0]
     assert all(event["text"] for event in words)
     assert last["done"]
     assert last["n_tokens"] == 5
     assert 0 < last["first_token_s"] <= last["seconds"]
     by_text = read_events(client.post("/v1/generate", json={"prompt": "<eos> w0 w1", "max_new_tokens": 5}))
     assert by_text[:-1] == words
-    service.close()
 
 
 @pytest.mark.parametrize(
@@ -181,29 +188,30 @@ def test_the_service_sends_every_word_and_then_its_times():
     ],
 )
 def test_the_service_says_what_it_cannot_write_on_from(body, said):
-    client, service = build_client()
+    client, _ = build_client()
     response = client.post("/v1/generate", json=body)
     assert response.status_code == 422
     assert said in json.dumps(response.json())
-    service.close()
 
 
 def test_a_flood_is_refused_and_an_error_midway_is_the_last_event():
-    client, service = build_client(max_waiting=-1)
+    client, host = build_client(max_waiting=-1)
     response = client.post("/v1/generate", json={"tokens": [1]})
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
-    service.close()
-    client, service = build_client()
+    model = build_gpt()
+    read_on = model.read_on
 
-    def break_down(prompts, n_new, on_words, sampling):
-        on_words([3])
-        raise ValueError("planted")
+    def break_down(words, cache, n_new=None):
+        if n_new is None:
+            raise ValueError("planted")
+        return read_on(words, cache, n_new)
 
-    service._generate = break_down
+    model.read_on = break_down
+    client, host = build_client(model)
     first, last = read_events(client.post("/v1/generate", json={"tokens": [1], "max_new_tokens": 5}))
-    assert first["token"] == 3
+    assert "token" in first
     assert "ValueError: planted" in last["error"]
-    service.close()
+    assert host.n_open == 0
 
 
 def build_text_manifest():
@@ -230,8 +238,6 @@ def test_a_service_reads_texts_by_the_words_of_the_training():
 
 
 def test_a_training_keeps_its_words_and_refuses_to_go_on_with_others(tmp_path):
-    from types import SimpleNamespace
-
     from fulltilt.engine.loop.opening import keep_words
     from fulltilt.errors import RunFolderError
 

@@ -1,5 +1,7 @@
 """The model as it answers: levers in force, real samples, outputs that are numbers. And blocks on a fake clock."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -8,9 +10,9 @@ from torch.utils.data import TensorDataset
 from fulltilt.config import config_from_values
 from fulltilt.engine.loop.train import train
 from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, PlanObstacleError, RunFolderError, UsageError
-from fulltilt.infer.measuring import BLOCK_S, MIN_BLOCKS, N_BLOCKS, measure_blocks, warm_up
+from fulltilt.infer.measuring import BLOCK_S, MIN_BLOCKS, N_BLOCKS, measure_blocks, open_model, start_meter, warm_up
 from fulltilt.infer.process import build_error
-from fulltilt.infer.served import ServedModel
+from fulltilt.infer.targets import Load
 from fulltilt.records import Evidence
 from fulltilt.tasks import Workload
 
@@ -46,10 +48,10 @@ WORKLOADS = {
 plain, divides, prepares, no_model = WORKLOADS.values()
 
 
-def build_served(task="plain", *, samples=3, speed=None, weights=None, **sections):
-    values = {"task": f"{__name__}:{task}", "run": {"device": "cpu"}, "speed": speed or {}, **sections}
-    config = config_from_values(values, base_dir="")
-    return ServedModel(config, device="cpu", samples_per_request=samples, weights=weights)
+def build_requests(task="plain", *, samples=3, weights=None, **sections):
+    config = config_from_values({"task": f"{__name__}:{task}", **sections}, base_dir="")
+    message = {"config": config.to_values(), "base_dir": "", "provenance": {}, "device": "cpu", "weights": weights}
+    return open_model(message, Load(requests_per_s=None, samples_per_request=samples, n_requests=0, seed=0))
 
 
 @pytest.fixture(autouse=True)
@@ -60,52 +62,70 @@ def clean():
     torch.set_num_threads(threads)
 
 
-def test_requests_hold_the_real_samples_in_order_and_start_over_without_a_short_one():
-    model = build_served()
-    calls_s = [model.answer() for _ in range(4)]
-    assert [x[:, 0].tolist() for x in SEEN] == [[0, 4, 8], [12, 16, 20], [24, 28, 32], [0, 4, 8]]
+@pytest.mark.parametrize(("task", "scale"), [("plain", 1), ("prepares", 10)])
+def test_requests_hold_real_samples_prepared_as_in_training_and_start_over(task, scale):
+    requests = build_requests(task)
+    SEEN.clear()
+    calls_s = [requests.answer() for _ in range(10)]
+    assert {x.shape for x in SEEN} == {(3, 4)}
+    firsts = torch.cat([x[:, 0] for x in SEEN]).tolist()
+    assert sorted(firsts) == sorted(3 * [4.0 * i * scale for i in range(10)]), "each of 10 samples three times"
     assert min(calls_s) > 0
-    assert model.dataset_name == "training set"
+    assert requests.said["inputs"] == "training set"
     assert not SEEN[0].requires_grad
-    build_served("prepares").answer()
-    assert SEEN[-1][:, 0].tolist() == [0, 40, 80], "inputs are prepared as in training"
 
 
 def test_levers_of_inference_are_in_force_and_one_that_cannot_apply_is_refused_or_noted():
-    model = build_served(speed={"precision": "bf16", "threads": 1})
-    model.answer()
-    assert model.read_levers() == {"channels_last": False, "compile": False, "precision": "bf16", "threads": 1}
+    requests = build_requests(speed={"precision": "bf16", "threads": 1, "compile": True})
+    SEEN.clear()
+    requests.answer()
+    assert requests.said["levers"].items() >= {"engine": "eager", "precision": "bf16", "threads": 1}.items()
+    assert SEEN[0].dtype == torch.bfloat16
     assert torch.get_num_threads() == 1
-    for speed, why in (({"channels_last": True}, "the model has no 2-d convolution"), ({"precision": "tf32"}, "")):
-        ((name, value),) = speed.items()
-        with pytest.raises(PlanObstacleError, match=f"{name}={value}.*{why}"):
-            build_served(speed=speed)
-    assert any("pin_memory=True cannot apply" in note for note in build_served(data={"pin_memory": True}).notes)
+    assert requests.said["notes"] == ["speed.compile is of training, it is not in force here"]
+    with pytest.raises(PlanObstacleError, match="precision=tf32: TF32 exists on NVIDIA"):
+        build_requests(speed={"precision": "tf32"})
+    with pytest.raises(PlanObstacleError, match="engine=compile: fulltilt infer search builds it"):
+        build_requests(inference={"engine": "compile"})
 
 
 @pytest.mark.parametrize(
-    ("task", "samples", "refusal", "words"),
+    ("task", "refusal", "words"),
     [
-        ("divides", 3, FulltiltError, "6 of 6 outputs of the model are NaN or infinite"),
-        ("plain", 11, DataError, "holds fewer than 11 samples, which is one request; lower"),
-        ("no_model", 3, UsageError, "the model is str; the function of the workload must"),
+        ("divides", FulltiltError, "outputs of the model are NaN or infinite"),
+        ("no_model", UsageError, "the model is str; the function of the workload must"),
     ],
 )
-def test_what_cannot_answer_ends_the_measurement(task, samples, refusal, words):
+def test_what_cannot_answer_ends_the_measurement(task, refusal, words):
     with pytest.raises(refusal, match=words):
-        build_served(task, samples=samples).answer()
+        build_requests(task)
+    with pytest.raises(UsageError, match="are of models that write text"):
+        build_requests(targets={"tokens_per_s": 1})
 
 
 def test_weights_are_those_of_the_newest_checkpoint_and_no_other_models(tmp_path):
-    values = {"model": "mlp(hidden=8)", "data": {"dataset": "digits"}, "run": {"epochs": 1, "device": "cpu"}}
-    config = config_from_values(values, base_dir="")
+    values = {"task": "classification", "model": "mlp(hidden=8)", "data": {"dataset": "digits"}}
+    config = config_from_values({**values, "run": {"epochs": 1, "device": "cpu"}}, base_dir="")
     result = train(config, out_dir=tmp_path)
-    model = ServedModel(config, device="cpu", samples_per_request=8, weights=tmp_path)
-    assert model.weights["metrics"] == result.metrics
-    assert model.weights["step"] == result.step
-    assert model.dataset_name == "validation set"
+    message = {"config": config.to_values(), "base_dir": "", "provenance": {}, "device": "cpu", "weights": tmp_path}
+    said = open_model(message, Load(requests_per_s=None, samples_per_request=8, n_requests=0, seed=0)).said
+    assert said["weights"]["metrics"] == result.metrics
+    assert said["weights"]["step"] == result.step
+    assert said["inputs"] == "validation set"
     with pytest.raises(RunFolderError, match="is of another model than Watched"):
-        build_served(weights=tmp_path)
+        build_requests(weights=tmp_path)
+
+
+def test_memory_has_a_peak_and_a_mean_below_it():
+    before = start_meter("cpu")()[0]
+    stop = start_meter("cpu")
+    held = torch.ones(64 << 18)  # 64 MiB for the first half of the time
+    time.sleep(0.3)
+    del held
+    time.sleep(0.3)
+    peak_gib, mean_gib = stop()
+    assert peak_gib > before + 0.05
+    assert 0.5 * before < mean_gib < peak_gib - 0.01
 
 
 class Clock:

@@ -13,8 +13,7 @@ from fulltilt.config import config_from_values
 from fulltilt.engine.build.assemble import build_workload
 from fulltilt.infer.joining import Sample, join_samples
 from fulltilt.infer.manifest import Manifest
-from fulltilt.infer.model import Flat, InferenceModel
-from fulltilt.infer.served import build_model
+from fulltilt.infer.model import Flat, InferenceModel, build_model
 from fulltilt.levers import Setup, load_inference_catalogue
 
 WEIGHTS = "weights.pt"

@@ -1,13 +1,13 @@
 """Write on from prompts: our own GPT with its cache, a Hugging Face model by its ``generate``."""
 
-import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Gt
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from fulltilt.errors import FulltiltError, UsageError
@@ -17,8 +17,7 @@ OnWords = Callable[[Sequence[int]], bool | None]
 """Gets the new word of every row as soon as it is on the host; true ends the writing."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
+class Sampling(BaseModel):
     """How the next word is chosen; by default the likeliest one.
 
     Attributes:
@@ -26,59 +25,79 @@ class Sampling:
         top_k: Only so many of the likeliest words are drawn from.
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    seed: int = 0
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    temperature: Annotated[float, Ge(0)] = 0.0
+    top_k: Annotated[int, Gt(0)] | None = None
+    seed: Annotated[int, Ge(0)] = 0
 
 
 GREEDY = Sampling()
 
 
-class Generate(Protocol):
-    """Writes ``n_new`` words behind each prompt; prompts of different lengths share a batch.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes text with a model.
 
-    Raises:
-        UsageError: a prompt is empty, or it does not fit with its continuation.
+    Attributes:
+        max_length: Words of the longest text, prompt and continuation together; None where nobody says.
     """
+
+    model: Any
+    max_length: int | None
+    n_vocabulary: int
 
     def __call__(
         self, prompts: Sequence[Sequence[int]], n_new: int, on_words: OnWords, sampling: Sampling = GREEDY
-    ) -> None: ...
+    ) -> None:
+        """Write ``n_new`` words behind each prompt; prompts of different lengths share a batch.
+
+        Raises:
+            UsageError: a prompt is empty, or it does not fit with its continuation.
+        """
+        self.check_lengths(prompts, n_new)
+        with torch.no_grad():
+            write = generate if isinstance(self.model, GPT) else generate_by_transformers
+            write(self.model, prompts, n_new, on_words, sampling)
+
+    def check_lengths(self, prompts: Sequence[Sequence[int]], n_new: int) -> None:
+        lengths = [len(prompt) for prompt in prompts]
+        if not lengths or min(lengths) < 1:
+            raise UsageError("a prompt is empty; give at least one word to write on from")
+        if n_new < 1:
+            raise UsageError(f"{n_new} new words were asked for; ask for 1 or more")
+        if self.max_length is not None and max(lengths) + n_new > self.max_length:
+            raise UsageError(
+                f"a prompt of {max(lengths)} words and {n_new} new ones are {max(lengths) + n_new}, the model was "
+                f"trained on {self.max_length}; give a shorter prompt, or ask for fewer words"
+            )
 
 
-def find_generate(model: nn.Module) -> Generate | None:
-    """Return how ``model`` writes text; None where it does not.
+def find_writer(model: nn.Module) -> Writer | None:
+    """Find what writes text in a model, which levers may have wrapped; None where nothing does.
 
-    Our own GPT by its cache; others by their method ``generate``, as transformers has it.
+    Our own GPT does by its cache; others by their method ``generate``, as transformers has it.
     """
-    if isinstance(model, GPT):
-        return functools.partial(generate, model)
-    if callable(getattr(model, "generate", None)) and hasattr(model, "generation_config"):
-        return functools.partial(generate_by_transformers, model)
+    for module in model.modules():
+        if isinstance(module, GPT):
+            return Writer(module, module.max_len, module.embedding.word.num_embeddings)
+        if callable(getattr(module, "generate", None)) and hasattr(module, "generation_config"):
+            config: Any = module.config
+            return Writer(module, getattr(config, "max_position_embeddings", None), config.vocab_size)
     return None
 
 
-def find_max_length(model: Any) -> int | None:
-    """Return the words of the longest text, prompt and continuation together; None where nobody says."""
-    return getattr(model, "max_len", None) or getattr(getattr(model, "config", None), "max_position_embeddings", None)
-
-
-def find_vocabulary_size(model: Any) -> int:
-    return model.embedding.word.num_embeddings if isinstance(model, GPT) else model.config.vocab_size
-
-
-@torch.no_grad()
 def generate(
     model: GPT, prompts: Sequence[Sequence[int]], n_new: int, on_words: OnWords, sampling: Sampling = GREEDY
 ) -> None:
-    """Read all prompts at once, then one word of each row a step; see ``Generate``.
+    """Read all prompts at once, then one word of each row a step.
 
     Device: synchronises once a word, which goes to the host.
     """
-    check_lengths(prompts, n_new, model.max_len)
     device = model.embedding.word.weight.device
     n_words_B = torch.tensor([len(prompt) for prompt in prompts], device=device)
-    words_BT = _fill([list(prompt) for prompt in prompts], device)
+    rows = [torch.tensor(prompt, device=device) for prompt in prompts]
+    words_BT = nn.utils.rnn.pad_sequence(rows, batch_first=True)
     generator = torch.Generator(device).manual_seed(sampling.seed)
     cache = model.build_cache(len(prompts), words_BT.shape[1] + n_new)
     scores_BV = model.read_on(words_BT, cache, n_words_B)
@@ -106,32 +125,16 @@ def choose(scores_BV: Tensor, sampling: Sampling, generator: torch.Generator) ->
     return torch.multinomial(scores_BV.softmax(-1), 1, generator=generator)[:, 0]
 
 
-class _EndedError(Exception):
-    """Leaves a foreign ``generate`` from inside."""
-
-
-class _Streamer:
-    """What ``transformers`` hands new words to, the prompts first."""
-
-    def __init__(self, on_words: OnWords) -> None:
-        self._on_words, self._has_prompts = on_words, False
-
-    def put(self, words: Tensor) -> None:
-        if not self._has_prompts:
-            self._has_prompts = True
-        elif self._on_words(words.tolist()):
-            raise _EndedError
-
-    def end(self) -> None:
-        pass
-
-
-@torch.no_grad()
 def generate_by_transformers(
-    model: Any, prompts: Sequence[Sequence[int]], n_new: int, on_words: OnWords, sampling: Sampling = GREEDY
+    model: Any, prompts: Sequence[Sequence[int]], n_new: int, on_words: OnWords, sampling: Sampling
 ) -> None:
-    """Have a model of Hugging Face write by its own ``generate``; prompts are padded on the left. See ``Generate``."""
-    check_lengths(prompts, n_new, find_max_length(model))
+    """Have a model of Hugging Face write by its own ``generate``; prompts are padded on the left."""
+
+    def tell(words_BT: Tensor, scores: Any, **_: Any) -> Tensor:
+        """Hand the new words on, in the form of a stopping criterion of transformers."""
+        is_over = bool(on_words(words_BT[:, -1].tolist()))
+        return torch.full((len(words_BT),), is_over, device=words_BT.device)
+
     longest = max(map(len, prompts))
     rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     marks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -139,31 +142,12 @@ def generate_by_transformers(
     if sampling.temperature > 0:
         torch.manual_seed(sampling.seed)
         drawn = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k or 0}
-    with contextlib.suppress(_EndedError):
-        model.generate(
-            torch.tensor(rows, device=model.device),
-            attention_mask=torch.tensor(marks, device=model.device),
-            max_new_tokens=n_new,
-            min_new_tokens=n_new,  # as many as were asked for, whatever the model thinks of the end
-            pad_token_id=0,
-            streamer=_Streamer(on_words),
-            **drawn,
-        )
-
-
-def check_lengths(prompts: Sequence[Sequence[int]], n_new: int, max_length: int | None) -> None:
-    lengths = [len(prompt) for prompt in prompts]
-    if not lengths or min(lengths) < 1:
-        raise UsageError("a prompt is empty; give at least one word to write on from")
-    if n_new < 1:
-        raise UsageError(f"{n_new} new words were asked for; ask for 1 or more")
-    if max_length is not None and max(lengths) + n_new > max_length:
-        raise UsageError(
-            f"a prompt of {max(lengths)} words and {n_new} new ones are {max(lengths) + n_new}, the model was trained "
-            f"on {max_length}; give a shorter prompt, or ask for fewer words"
-        )
-
-
-def _fill(rows: list[list[int]], device: torch.device) -> Tensor:
-    longest = max(map(len, rows))
-    return torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+    model.generate(
+        torch.tensor(rows, device=model.device),
+        attention_mask=torch.tensor(marks, device=model.device),
+        max_new_tokens=n_new,
+        min_new_tokens=n_new,  # as many as were asked for, whatever the model thinks of the end
+        pad_token_id=0,
+        stopping_criteria=[tell],
+        **drawn,
+    )

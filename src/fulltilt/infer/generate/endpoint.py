@@ -7,28 +7,18 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from fastapi import APIRouter, HTTPException
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict
 
-from fulltilt.config import config_from_values
-from fulltilt.engine.build.assemble import build_workload
 from fulltilt.errors import UsageError, describe_error
-from fulltilt.infer.generate.decoding import (
-    Generate,
-    Sampling,
-    check_lengths,
-    find_generate,
-    find_max_length,
-    find_vocabulary_size,
-)
+from fulltilt.infer.engines._torch import rebuild_module
+from fulltilt.infer.generate.decoding import Sampling, Writer, find_writer
 from fulltilt.infer.manifest import Manifest
 from fulltilt.records.words import WordTable
 
@@ -36,17 +26,12 @@ MAX_WAITING = 16
 MAX_NEW_TOKENS = 4096
 
 
-class GenerateBody(BaseModel):
+class GenerateBody(Sampling):
     """A prompt as text or as numbers of words, and how to write on."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     prompt: str | None = None
     tokens: list[Annotated[int, Ge(0)]] | None = None
     max_new_tokens: Annotated[int, Ge(1), Le(MAX_NEW_TOKENS)] = 64
-    temperature: Annotated[float, Ge(0)] = 0.0
-    top_k: Annotated[int, Gt(0)] | None = None
-    seed: Annotated[int, Ge(0)] = 0
 
 
 class TextService:
@@ -56,17 +41,8 @@ class TextService:
         table: Turns text into numbers and back; without it a prompt has to be numbers.
     """
 
-    def __init__(
-        self,
-        generate: Generate,
-        *,
-        table: WordTable | None,
-        n_words: int,
-        max_length: int | None,
-        max_waiting: int = MAX_WAITING,
-    ) -> None:
-        self._generate, self._table, self._n_words, self._max_length = generate, table, n_words, max_length
-        self._max_waiting, self._n_inside = max_waiting, 0
+    def __init__(self, writer: Writer, table: WordTable | None, *, max_waiting: int = MAX_WAITING) -> None:
+        self._writer, self._table, self.max_waiting, self.n_inside = writer, table, max_waiting, 0
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="generate")
 
     def read_prompt(self, body: GenerateBody) -> list[int]:
@@ -75,15 +51,17 @@ class TextService:
         Raises:
             UsageError: there is none, its words are not the model's, or it is too long.
         """
-        if (body.prompt is None) == (body.tokens is None):
+        if body.tokens is not None and body.prompt is None:
+            tokens = body.tokens
+        elif body.prompt is None or body.tokens is not None:
             raise UsageError("give either prompt, a text, or tokens, the numbers of its words")
-        if body.prompt is not None and self._table is None:
+        elif self._table is None:
             raise UsageError("the words of this model are not kept with it, so a prompt cannot be read; give tokens")
-        tokens = body.tokens if body.prompt is None else self._table.encode(body.prompt)  # type: ignore[union-attr]
-        assert tokens is not None
-        if tokens and max(tokens) >= self._n_words:
-            raise UsageError(f"tokens hold {max(tokens)}, the model knows words 0 to {self._n_words - 1}")
-        check_lengths([tokens], body.max_new_tokens, self._max_length)
+        else:
+            tokens = self._table.encode(body.prompt)
+        if max(tokens, default=0) >= self._writer.n_vocabulary:
+            raise UsageError(f"tokens hold {max(tokens)}, the model knows words 0 to {self._writer.n_vocabulary - 1}")
+        self._writer.check_lengths([tokens], body.max_new_tokens)
         return tokens
 
     async def stream(self, prompt: Sequence[int], body: GenerateBody) -> AsyncGenerator[dict[str, Any], None]:
@@ -97,10 +75,9 @@ class TextService:
 
         def work() -> None:
             if not is_gone:
-                sampling = Sampling(temperature=body.temperature, top_k=body.top_k, seed=body.seed)
-                self._generate([prompt], body.max_new_tokens, tell, sampling)
+                self._writer([prompt], body.max_new_tokens, tell, body)
 
-        self._n_inside += 1
+        self.n_inside += 1
         job = loop.run_in_executor(self._worker, work)
         job.add_done_callback(lambda _: queue.put_nowait(None))
         times_s: list[float] = []
@@ -114,17 +91,7 @@ class TextService:
             yield {"error": describe_error(error)}
         finally:
             is_gone = True
-            self._n_inside -= 1
-
-    def refuse_flood(self) -> None:
-        """Raise the 429 of a request for which there is no room."""
-        if self._n_inside > self._max_waiting:
-            raise HTTPException(
-                429, f"{self._n_inside} requests are inside, {self._max_waiting} may wait", headers={"Retry-After": "1"}
-            )
-
-    def close(self) -> None:
-        self._worker.shutdown(cancel_futures=True)
+            self.n_inside -= 1
 
 
 def find_text_service(folder: Path, manifest: Manifest) -> TextService | None:
@@ -132,20 +99,11 @@ def find_text_service(folder: Path, manifest: Manifest) -> TextService | None:
 
     The model answers eagerly in fp32, whatever the artefact's engine is: engines have no cache.
     """
-    given = manifest.config
-    config = config_from_values(given["config"], base_dir=given["base_dir"], provenance=given["provenance"])
-    model = build_workload(config).model()
-    generate = find_generate(model)
-    if generate is None:
-        return None
-    state = torch.load(folder / "weights.pt", map_location="cpu", weights_only=True)
-    model.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
-    model.to(manifest.device).eval()
-    table = WordTable.read(folder)
-    return TextService(generate, table=table, n_words=find_vocabulary_size(model), max_length=find_max_length(model))
+    writer = find_writer(rebuild_module(folder, manifest).to(manifest.device))
+    return None if writer is None else TextService(writer, WordTable.read(folder))
 
 
-def build_router(service: TextService, host: Any = None) -> APIRouter:
+def build_router(service: TextService, host: Any) -> APIRouter:
     """Build the route; the application that includes it checks who asks and how long a body is.
 
     Args:
@@ -155,8 +113,10 @@ def build_router(service: TextService, host: Any = None) -> APIRouter:
 
     @router.post("/v1/generate")
     async def generate(body: GenerateBody) -> StreamingResponse:
-        service.refuse_flood()
-        if host is not None and not host.is_ready:
+        if service.n_inside > service.max_waiting:
+            said = f"{service.n_inside} requests are inside, {service.max_waiting} may wait"
+            raise HTTPException(429, said, headers={"Retry-After": "1"})
+        if not host.is_ready:
             raise HTTPException(503, "the service is draining", headers={"Retry-After": "1"})
         try:
             prompt = service.read_prompt(body)
@@ -168,19 +128,10 @@ def build_router(service: TextService, host: Any = None) -> APIRouter:
 
 
 async def _encode(events: AsyncGenerator[dict[str, Any], None], host: Any) -> AsyncIterator[str]:
-    with _counted(host):
+    host.n_open += 1
+    try:
         async with contextlib.aclosing(events):
             async for event in events:
                 yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
-
-
-@contextlib.contextmanager
-def _counted(host: Any) -> Iterator[None]:
-    if host is None:
-        yield
-        return
-    host.n_open += 1
-    try:
-        yield
     finally:
         host.n_open -= 1
