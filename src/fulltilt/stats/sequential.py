@@ -92,8 +92,7 @@ def compute_factors(limit_share: float, odds: tuple[float, ...]) -> tuple[Floats
 
 def mix_bets(log_values: Floats) -> Floats:
     """Return the logarithm of the mean of bets that are given by their logarithms, over the last axis."""
-    highest = log_values.max(axis=-1)
-    return highest + np.log(np.exp(log_values - highest[..., None]).mean(axis=-1))
+    return np.logaddexp.reduce(log_values, axis=-1) - math.log(log_values.shape[-1])
 
 
 def _bet(shares: Floats, limit_share: float, odds: tuple[float, ...]) -> Floats:

@@ -4,13 +4,11 @@ Shapes: B batch, T words, S words read so far, V words of the vocabulary.
 """
 
 import dataclasses
-from typing import Annotated
 
 import torch
-from annotated_types import Ge, Lt
-from torch import Tensor, nn
+from torch import Tensor
 
-from fulltilt.tasks.models.transformer import Block, Embedding, KeyValues
+from fulltilt.tasks.models.transformer import KeyValues, TextModel
 
 
 @dataclasses.dataclass
@@ -27,31 +25,8 @@ class Cache:
     longest: int = 0
 
 
-class GPT(nn.Module):
-    """Scores (B, T, V) the word behind each word by what precedes it. Its output layer is its embedding.
-
-    Args:
-        max_len: Longest text, prompt and continuation together: places behind it were never trained.
-
-    Raises:
-        ConfigError: ``heads`` does not divide ``width``.
-    """
-
-    def __init__(
-        self,
-        *,
-        vocab_size: Annotated[int, Ge(2)],
-        max_len: Annotated[int, Ge(1)] = 256,
-        depth: Annotated[int, Ge(1)] = 4,
-        width: Annotated[int, Ge(1)] = 256,
-        heads: Annotated[int, Ge(1)] = 4,
-        dropout: Annotated[float, Ge(0.0), Lt(1.0)] = 0.1,
-    ) -> None:
-        super().__init__()
-        self.max_len, self.heads = max_len, heads
-        self.embedding = Embedding(vocab_size, max_len, width, dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
+class GPT(TextModel):
+    """Scores (B, T, V) the word behind each word by what precedes it. Its output layer is its embedding."""
 
     def forward(self, words_BT: Tensor) -> Tensor:
         x_BTW = self.embedding(words_BT)

@@ -10,36 +10,17 @@ from annotated_types import Ge, Lt
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fulltilt.tasks.models.transformer import Block, Embedding
+from fulltilt.tasks.models.transformer import TextModel
 
 PAD_ID = 0  # as ``data.text.passages`` pads
 
 
-class TextEncoder(nn.Module):
+class TextEncoder(TextModel):
     """Gives each text a vector of length 1: the mean over its words, padding left out.
 
     Padding is found in the words themselves, so a text has the same vector in every batch. MiniLM has depth 6,
     width 384 and heads 12; BERT-base depth 12, width 768 and heads 12.
-
-    Raises:
-        ConfigError: ``heads`` does not divide ``width``.
     """
-
-    def __init__(
-        self,
-        *,
-        vocab_size: Annotated[int, Ge(2)],
-        max_len: Annotated[int, Ge(1)] = 256,
-        depth: Annotated[int, Ge(1)] = 2,
-        width: Annotated[int, Ge(1)] = 128,
-        heads: Annotated[int, Ge(1)] = 4,
-        dropout: Annotated[float, Ge(0.0), Lt(1.0)] = 0.1,
-    ) -> None:
-        super().__init__()
-        self.embedding = Embedding(vocab_size, max_len, width, dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
-        self.n_features = width
 
     def encode(self, words_BL: Tensor) -> Tensor:
         """Return the mean (B, W) over the words of each text."""
@@ -56,11 +37,7 @@ class TextEncoder(nn.Module):
 
 
 class TextClassifier(TextEncoder):
-    """Gives the scores (B, K) of the classes that a text may be of.
-
-    Raises:
-        ConfigError: ``heads`` does not divide ``width``.
-    """
+    """Gives the scores (B, K) of the classes that a text may be of."""
 
     def __init__(
         self,

@@ -1,9 +1,12 @@
-"""The block that text models are made of: attention and an MLP, each behind a layer norm.
+"""What text models are made of: words and their places, then blocks of attention and an MLP.
 
 Shapes: B batch, T words that come in, S words that they attend to, W width, N heads, D head width.
 """
 
+from typing import Annotated
+
 import torch
+from annotated_types import Ge, Lt
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -89,3 +92,30 @@ class Embedding(nn.Module):
         if at_BT is None:
             at_BT = torch.arange(words_BT.shape[1], device=words_BT.device)
         return self.dropout(self.word(words_BT) + self.place(at_BT))
+
+
+class TextModel(nn.Module):
+    """Holds the layers of a text model; what they are put together to is the model's own.
+
+    Args:
+        max_len: Longest text, of a model that writes prompt and continuation: places behind it were never trained.
+
+    Raises:
+        ConfigError: ``heads`` does not divide ``width``.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: Annotated[int, Ge(2)],
+        max_len: Annotated[int, Ge(1)] = 256,
+        depth: Annotated[int, Ge(1)] = 2,
+        width: Annotated[int, Ge(1)] = 128,
+        heads: Annotated[int, Ge(1)] = 4,
+        dropout: Annotated[float, Ge(0.0), Lt(1.0)] = 0.1,
+    ) -> None:
+        super().__init__()
+        self.max_len, self.heads, self.n_features = max_len, heads, width
+        self.embedding = Embedding(vocab_size, max_len, width, dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
