@@ -6,15 +6,17 @@ Beside our test stands LoadGen's early stopping as its users apply it: the run i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import bdtr
 
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Target, build_arm, judge
+from benchmarks._schema import Arm, build_arm, judge
 from fulltilt.stats import compute_proportion_interval
 from fulltilt.stats.sequential import ALPHA, BETTER, WORSE, compute_factors, compute_threshold, mix_bets
 
@@ -28,46 +30,52 @@ DEVICES = ("cpu",)
 LIMIT = 0.01
 N_TRIALS, N_BATCH = 50_000, 2_000
 HORIZON, PATIENCE = 20_000, 4_000
+N_PARTS = 20  # samples of an arm, each the share of so many trials
+CASES = {  # name → share of late responses, responses at most
+    "1 % late": (LIMIT, HORIZON),
+    "1.5 % late": (0.015, HORIZON),
+    "0.3 % late": (0.003, PATIENCE),
+    "0.5 % late": (0.005, HORIZON),
+    "0.1 % late": (0.001, PATIENCE),
+}
 OURS, LOADGEN = "betting, a look after every response", "LoadGen's early stopping, repeated until it passes"
-UNIT = "trial"
+REFUSED = "refused by betting"
 Ints, Floats = NDArray[np.int64], NDArray[np.float64]
 
 
 def run(context: Context) -> Findings:
     n_trials = context.n_repeats or (500 if context.quick else N_TRIALS)
     arms: list[Arm] = []
-    targets: list[Target] = []
-    cases = {"1 % late": (LIMIT, HORIZON), "1.5 % late": (0.015, HORIZON), "0.3 % late": (0.003, PATIENCE)}
-    for case, (share, horizon) in {**cases, "0.5 % late": (0.005, HORIZON), "0.1 % late": (0.001, PATIENCE)}.items():
-        passes, refusals = measure_case(share, horizon, n_trials)
-        for name, ends in {**passes, "refused by betting": refusals}.items():
-            arms += describe_ends(ends, f"{case}, {horizon:,} responses", name)
-        n_passed = int(np.isfinite(passes[OURS]).sum())
-        interval = compute_proportion_interval(n_passed, n_trials)
-        if case == "1 % late":
-            targets.append(judge("passes at the limit, share", n_passed / n_trials, interval, at_most=ALPHA))
-            n_refused = int(np.isfinite(refusals).sum())
-            refused = compute_proportion_interval(n_refused, n_trials)
-            targets.append(judge("refusals at the limit, share", n_refused / n_trials, refused, at_most=ALPHA))
-        if case == "0.3 % late":
-            name = f"passes at 0.3 % late within {PATIENCE:,} responses, share"
-            targets.append(judge(name, n_passed / n_trials, interval, at_least=0.95))
+    shares: dict[tuple[str, str], tuple[float, tuple[float, float]]] = {}
+    for case, (late_share, horizon) in CASES.items():
+        for name, ends in measure_case(late_share, horizon, n_trials).items():
+            n_decided = int(np.isfinite(ends).sum())
+            shares[case, name] = share, interval = (
+                n_decided / n_trials,
+                compute_proportion_interval(n_decided, n_trials),
+            )
+            low, high = (100 * bound for bound in interval)
+            said = f"{n_decided:,} of {n_trials:,}, {100 * share:.2f} % ({low:.2f} to {high:.2f})"
+            arms += describe_ends(ends, said, case=f"{case}, {horizon:,} responses", arm=name)
+    within = f"passes at 0.3 % late within {PATIENCE:,} responses, share"
+    targets = (
+        judge("passes at the limit, share", *shares["1 % late", OURS], at_most=ALPHA),
+        judge("refusals at the limit, share", *shares["1 % late", REFUSED], at_most=ALPHA),
+        judge(within, *shares["0.3 % late", OURS], at_least=0.95),
+    )
     note = f"{n_trials:,} synthetic trials a case; late responses are independent, with the probability of the case"
-    return Findings(arms=tuple(arms), targets=tuple(targets), notes=(note,))
+    return Findings(arms=tuple(arms), targets=targets, notes=(note,))
 
 
-def measure_case(share: float, horizon: int, n_trials: int) -> tuple[dict[str, Floats], Floats]:
-    """Return, by test, at which response each trial passed or was refused; infinite where it was not."""
-    passes: dict[str, list[Floats]] = {OURS: [], LOADGEN: []}
-    refusals = []
-    for number in range(math.ceil(n_trials / N_BATCH)):
-        late_at = draw_late(share, horizon, min(N_BATCH, n_trials), seed=number)
-        passes[OURS].append(find_crossing(late_at, horizon, BETTER, is_before=True))
-        passes[LOADGEN].append(find_early_stop(late_at, horizon))
-        refusals.append(find_crossing(late_at, horizon, WORSE, is_before=False))
-    return {name: np.concatenate(found)[:n_trials] for name, found in passes.items()}, np.concatenate(refusals)[
-        :n_trials
-    ]
+def measure_case(share: float, horizon: int, n_trials: int) -> dict[str, Floats]:
+    """Return, by test, at which response each trial was decided; infinite where it was not."""
+    found: dict[str, list[Floats]] = {OURS: [], LOADGEN: [], REFUSED: []}
+    for number, begin in enumerate(range(0, n_trials, N_BATCH)):
+        late_at = draw_late(share, horizon, min(N_BATCH, n_trials - begin), seed=number)
+        found[OURS].append(find_crossing(late_at, horizon, BETTER, is_before=True))
+        found[LOADGEN].append(find_early_stop(late_at, horizon))
+        found[REFUSED].append(find_crossing(late_at, horizon, WORSE, is_before=False))
+    return {name: np.concatenate(ends) for name, ends in found.items()}
 
 
 def draw_late(share: float, horizon: int, n_trials: int, *, seed: int) -> Ints:
@@ -91,24 +99,19 @@ def find_crossing(late_at: Ints, horizon: int, odds: tuple[float, ...], *, is_be
     is_over = is_seen & (value >= compute_threshold())
     first = is_over.argmax(axis=1)
     if is_before:
-        found = _find_first_n(first, late, in_time, horizon)
-        found = np.maximum(found, begins[np.arange(len(first)), first])
+        found = np.maximum([_find_first_n(int(k), horizon) for k in first], begins[np.arange(len(first)), first])
     else:
         found = late_at[np.arange(len(first)), first].astype(float)
     return np.where(is_over.any(axis=1), found, math.inf)
 
 
-def _find_first_n(n_late: Ints, late: Floats, in_time: Floats, horizon: int) -> Floats:
-    """Return after how many responses so many late ones are few enough to pass."""
-    needed = {}
-    for k in np.unique(n_late):
-        low, high = int(k), horizon
-        while low < high:
-            middle = (low + high) // 2
-            is_over = mix_bets(k * late + (middle - k) * in_time) >= compute_threshold()
-            low, high = (low, middle) if is_over else (middle + 1, high)
-        needed[int(k)] = float(low)
-    return np.array([needed[int(k)] for k in n_late])
+@functools.cache
+def _find_first_n(n_late: int, horizon: int) -> float:
+    """Return after how many responses so many late ones are few enough to pass; the horizon where they never are."""
+    late, in_time = (np.log(factor) for factor in compute_factors(LIMIT, BETTER))
+    n = np.arange(n_late, horizon + 1)
+    is_over = mix_bets(n_late * late + (n - n_late)[:, None] * in_time) >= compute_threshold()
+    return float(n[is_over.argmax()] if is_over.any() else horizon)
 
 
 def find_early_stop(late_at: Ints, horizon: int) -> Floats:
@@ -128,42 +131,16 @@ def list_early_stops(quantile: float, confidence: float = 0.99) -> Iterator[int]
     """
     share, n = 1 - quantile, 1
     for t in itertools.count():
-        while _compute_tail(n, t, share) > 1 - confidence:
+        while bdtr(t, n, share) > 1 - confidence:
             n += 1
         yield n
 
 
-def _compute_tail(n: int, t: int, share: float) -> float:
-    """Compute P(Binomial(n, share) ≤ t)."""
-    if t >= n:
-        return 1.0
-    logs = [
-        math.lgamma(n + 1)
-        - math.lgamma(k + 1)
-        - math.lgamma(n - k + 1)
-        + k * math.log(share)
-        + (n - k) * math.log1p(-share)
-        for k in range(t + 1)
-    ]
-    return math.fsum(map(math.exp, logs))
-
-
-def describe_ends(ends: Floats, case: str, name: str) -> list[Arm]:
-    """Build the arms of a case: the share that was decided, and after how many responses."""
-    found = [float(end) for end in ends if math.isfinite(end)]
-    n, (low, high) = len(ends), compute_proportion_interval(len(found), len(ends))
-    said = f"{len(found):,} of {n:,}, {100 * len(found) / n:.2f} % ({100 * low:.2f} to {100 * high:.2f})"
-    share = Arm(
-        case=case,
-        arm=name,
-        metric="decided_share",
-        median=len(found) / n,
-        ci95=(low, high),
-        n=n,
-        unit_of_replication=UNIT,
-        note=said,
-    )
-    if not found:
-        return [share]
+def describe_ends(ends: Floats, said: str, **common: str) -> list[Arm]:
+    """Build the arms of a test in a case: the share that it decided, and after how many responses."""
+    parts = [float(np.isfinite(part).mean()) for part in np.array_split(ends, N_PARTS)]
+    unit = "twentieth of the trials"
+    share = build_arm(parts, metric="decided_share", unit_of_replication=unit, note=said, **common)
+    found = ends[np.isfinite(ends)].tolist()
     some = found[:: max(1, len(found) // 1000)]
-    return [share, build_arm(some, metric="responses", case=case, arm=name, unit_of_replication=UNIT)]
+    return [share, *([build_arm(some, metric="responses", unit_of_replication="trial", **common)] if some else [])]

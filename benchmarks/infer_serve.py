@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -147,7 +147,11 @@ def start_server(way: str, model: str) -> Iterator[int]:
     words = [python, ROOT / "benchmarks" / "_infer_servers.py", way, str(port), model]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        wait_for(lambda: _answers(port), process)
+        until_s = time.monotonic() + START_S
+        while not _answers(port):
+            if process.poll() is not None or time.monotonic() > until_s:
+                raise RuntimeError(f"{process.args} did not start")
+            time.sleep(0.1)
         yield port
     finally:
         process.send_signal(signal.SIGTERM)
@@ -197,11 +201,3 @@ def _answers(port: int) -> bool:
     except (OSError, AssertionError):
         return False
     return True
-
-
-def wait_for(is_so: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    until_s = time.monotonic() + START_S
-    while not is_so():
-        if process.poll() is not None or time.monotonic() > until_s:
-            raise RuntimeError(f"{process.args} did not start")
-        time.sleep(0.1)

@@ -53,34 +53,22 @@ def run(context: Context) -> Findings:
 def start_server(stall_at_s: float) -> Iterator[str]:
     """Start a server of its own and yield its URL."""
     words = [sys.executable, "-m", "benchmarks._stalling_server", str(SERVICE_S), str(stall_at_s)]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdout, contextlib.ExitStack() as stack:
-        stack.callback(process.wait)
-        stack.callback(process.stdin.close)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
 
 
 def load_server(url: str, arm: str, seconds: float, *, seed: int) -> LoadOutcome:
-    is_open = arm == OPEN
-    plan = LoadPlan(
-        url=url,
-        scenario="server" if is_open else "single",
-        requests_per_s=RATE_PER_S if is_open else None,
-        seconds=seconds,
-        seed=seed,
-    )
+    scenario, rate_per_s = ("server", RATE_PER_S) if arm == OPEN else ("single", None)
+    plan = LoadPlan(url=url, scenario=scenario, requests_per_s=rate_per_s, seconds=seconds, seed=seed)
     return HttpLoad(plan, ['{"inputs":[[0]]}']).run()
 
 
 def describe_outcomes(arm: str, outcomes: list[LoadOutcome]) -> Iterator[Arm]:
     shared = {"case": "a stall of 1 s", "arm": arm, "unit_of_replication": UNIT}
-    for name in ("p50", "p99", "max"):
-        values = [outcome.response_ms[name].measured for outcome in outcomes]
+    figures = {f"response_{q}_ms": [o.response_ms[q].measured for o in outcomes] for q in ("p50", "p99", "max")}
+    figures["requests"] = [float(outcome.n_requests) for outcome in outcomes]
+    figures["generator_late_p99_ms"] = [outcome.generator_late_ms["p99"] for outcome in outcomes]
+    for metric, values in figures.items():
         if all(map(math.isfinite, values)):
-            yield build_arm(values, metric=f"response_{name}_ms", **shared)
-    yield build_arm([float(outcome.n_requests) for outcome in outcomes], metric="requests", **shared)
-    yield build_arm(
-        [outcome.generator_late_ms["p99"] for outcome in outcomes], metric="generator_late_p99_ms", **shared
-    )
+            yield build_arm(values, metric=metric, **shared)
