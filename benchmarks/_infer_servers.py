@@ -48,7 +48,7 @@ def serve_ours(port: int, model: str) -> None:
     class Sleeper:
         manifest = Manifest(
             name=model, plan={}, device="cpu", inputs=(InputSpec(name="x", dtype="float32", shape=(None,)),),
-            max_length=64, policy=Policy(max_batch=16), built_with={}, cpu="", n_parameters=0, files={}, config={},
+            max_length=64, policy=Policy(max_batch=16), built_with={}, n_parameters=0, files={}, config={},
         )  # fmt: skip
         samples = tuple((np.full(16, n, np.float32),) for n in range(8))
         notes = ()

@@ -122,10 +122,10 @@ def start(folder: str) -> dict[str, float]:
     artefact = open_artefact(Path(folder))
     artefact.answer(artefact.samples[:1])
     first_s = time.perf_counter() - begin_s
-    before = artefact.runner.n_builds
+    before, _ = artefact.run.count_graphs()
     for size in (1, 2, 5, 8):
         artefact.answer(artefact.samples[:size])
-    return {"first_s": first_s, "n_builds": artefact.runner.n_builds - before}
+    return {"first_s": first_s, "n_builds": artefact.run.count_graphs()[0] - before}
 
 
 def _measure_starts(folders: Mapping[str, Path], n: int) -> dict[str, list[dict[str, float]]]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from fulltilt.cli._shared import build_console, print_result, show_progress, write_json
-
-if TYPE_CHECKING:
-    from fulltilt.infer.verifying import Verified
 
 EXIT_FAILED = 3
 
@@ -33,19 +30,17 @@ def run(args: argparse.Namespace) -> int:
         result = verify_artefact(Path(args.folder), on_progress=progress)
     write_json(args.json, result)
     _print_result(result, to_stderr=args.json == "-")
-    return 0 if result.passed else EXIT_FAILED
+    return 0 if result["passed"] else EXIT_FAILED
 
 
-def _print_result(result: Verified, *, to_stderr: bool) -> None:
+def _print_result(result: dict[str, Any], *, to_stderr: bool) -> None:
     console = build_console(to_stderr=to_stderr, is_screen=True)
-    failed = [check.name for check in result.checks if not check.passed]
-    sentence = (
-        f"{result.name} holds here." if result.passed else f"{result.name} does not hold here: {', '.join(failed)}."
-    )
-    print_result(console, sentence, style="green" if result.passed else "bold red")
-    for check in result.checks:
-        console.print(f"· {check.name}: {check.text}", style=None if check.passed else "bold red")
-    if result.admitted:
-        console.print(f"· admitted for what is here ({result.admitted.partition(';')[0]})")
-    if not result.passed:
+    name, passed, last = result["name"], result["passed"], result["checks"][-1]
+    sentence = f"{name} holds here." if passed else f"{name} does not hold here: {last['name']}."
+    print_result(console, sentence, style="green" if passed else "bold red")
+    for check in result["checks"]:
+        console.print(f"· {check['name']}: {check['text']}", style=None if check["passed"] else "bold red")
+    if result["admitted"]:
+        console.print(f"· admitted for what is here ({result['admitted'].partition(';')[0]})")
+    if not passed:
         console.print("· eager fp32 answers in its place wherever it does not open; build it anew to have it back")

@@ -16,9 +16,16 @@ from fulltilt.errors import FulltiltError, PlanObstacleError, describe_error
 from fulltilt.hardware import read_instruction_set, read_package_version
 from fulltilt.infer.engines import Runner, find_engine
 from fulltilt.infer.gates.effect import EAGER, is_eager
-from fulltilt.infer.joining import Sample, join_samples, read_length, split_outputs
+from fulltilt.infer.joining import (
+    WEIGHTS,
+    Sample,
+    join_samples,
+    read_length,
+    read_samples,
+    split_outputs,
+    write_samples,
+)
 from fulltilt.infer.manifest import Manifest
-from fulltilt.infer.packing import SAMPLES, read_samples, write_samples
 from fulltilt.levers import find_obstacles, load_inference_catalogue
 from fulltilt.records import dumps, loads
 from fulltilt.records.run_folder import write_atomic
@@ -27,38 +34,28 @@ from fulltilt.records.words import WORDS_FILE
 if TYPE_CHECKING:
     from fulltilt.infer.model import InferenceModel
 
-MANIFEST, EVIDENCE, WEIGHTS = "manifest.json", "evidence.json", "weights.pt"
-NOT_OF_THE_ENGINE = (SAMPLES, EVIDENCE, WEIGHTS, WORDS_FILE)
+MANIFEST, EVIDENCE = "manifest.json", "evidence.json"
 N_STORED = 256
-PACKAGES = ("torch", "onnxruntime")
 
 
 class Artefact:
     """An artefact that was opened, ready to answer.
 
     Attributes:
+        run: Answers arrays, batch first, with arrays, batch first.
         notes: What to know of it; the first one says why eager fp32 answers instead, where it does.
         plan: Of what answers: the manifest's, or eager fp32.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, runner: Runner, refusal: str | None):
-        self.folder, self.manifest, self.runner = folder, manifest, runner
-        self.is_fallback = refusal is not None
-        self.plan = build_eager_plan(manifest.plan) if self.is_fallback else manifest.plan
-        self.notes = () if refusal is None else (f"eager fp32 answers instead: {refusal}",)
+    def __init__(self, folder: Path, manifest: Manifest, run: Runner, refusal: str | None = None):
+        self.folder, self.manifest, self.run, self.plan = folder, manifest, run, manifest.plan
+        self.is_fallback, self.notes = refusal is not None, ()
+        if refusal is not None:
+            self.plan, self.notes = {**manifest.plan, **EAGER}, (f"eager fp32 answers instead: {refusal}",)
 
     @functools.cached_property
     def samples(self) -> tuple[Sample, ...]:
-        return _read_samples(self.folder, "input")
-
-    @functools.cached_property
-    def recorded(self) -> tuple[Sample, ...]:
-        """What the samples were answered with when the artefact was built."""
-        return _read_samples(self.folder, "output")
-
-    def run(self, inputs: Sample) -> Sample:
-        """Answer arrays, batch first, with arrays, batch first."""
-        return self.runner(inputs)
+        return read_samples(self.folder)
 
     def answer(self, samples: Sequence[Sample]) -> list[Sample]:
         """Join samples to a batch, answer it, and split the outputs; one by one, where samples cannot be joined."""
@@ -67,6 +64,16 @@ class Artefact:
         lengths = [read_length(sample, self.manifest.inputs) for sample in samples]
         outputs = self.run(join_samples(samples, self.manifest.inputs, self.manifest.policy.length_multiple))
         return split_outputs(outputs, lengths, self.manifest.outputs_vary)
+
+    def list_shapes(self, sizes: Sequence[int] = (1, 3, 8)) -> list[Sample]:
+        """List batches over the declared shapes: a few sizes of the shortest, the middle and the longest samples."""
+        manifest = self.manifest
+        ordered = sorted(self.samples, key=lambda sample: read_length(sample, manifest.inputs))
+        n = len(ordered)
+        starts = (0, n // 2, n - 1) if manifest.max_length else (0,)
+        windows = [(min(at, max(0, n - size)), size) for at in starts for size in sizes]
+        groups = [(ordered * size)[at : at + size] for at, size in windows if size == 1 or manifest.joins == "pad"]
+        return [join_samples(group, manifest.inputs) for group in groups]
 
 
 def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Path, *, name: str = "model") -> Manifest:
@@ -78,44 +85,40 @@ def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Pat
     """
     import torch
 
-    obstacles = find_obstacles(plan, model.facts, load_inference_catalogue())
-    if obstacles:
+    if obstacles := find_obstacles(plan, model.facts, load_inference_catalogue()):
         raise PlanObstacleError("; ".join(obstacles))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
-    torch.save(model.module.state_dict(), folder / WEIGHTS)
-    words = model.weights and Path(model.weights["checkpoint"]).with_name(WORDS_FILE)
-    if words and words.is_file():
-        shutil.copyfile(words, folder / WORDS_FILE)
-    samples = model.samples[:N_STORED]
-    write_samples(folder, samples)
-    engine = find_engine(plan["engine"])
-    try:
-        engine.build(model, plan, folder)
-    except Exception as error:  # compilers and exporters raise anything
-        raise FulltiltError(
-            f"engine {plan['engine']} cannot build the model ({describe_error(error).splitlines()[0][:300]}); "
-            "use another engine"
-        ) from error
-    config = model.config
+    config, samples, device = model.config, model.samples[:N_STORED], str(model.device)
     manifest = Manifest(
         name=name,
         plan=dict(plan),
-        device=str(model.device),
+        device=device,
         inputs=model.inputs,
         max_length=model.max_length,
         joins=model.joins,
         outputs_vary=model.outputs_vary,
         takes_mapping=model.module.takes_mapping,
-        built_with=read_surroundings(str(model.device)),
-        cpu=read_instruction_set(),
+        built_with=read_surroundings(device),
         n_parameters=model.n_parameters,
         files={},
         config={"config": config.to_values(), "base_dir": config.base_dir, "provenance": config.provenance},
     )
-    artefact = Artefact(folder, manifest, engine.load(folder, manifest, manifest.plan), None)
-    outputs = [artefact.answer([sample])[0] for sample in samples]
-    write_samples(folder, samples, outputs)
+    torch.save(model.module.state_dict(), folder / WEIGHTS)
+    words = model.weights and Path(model.weights["checkpoint"]).with_name(WORDS_FILE)
+    if words and words.is_file():
+        shutil.copyfile(words, folder / WORDS_FILE)
+    write_samples(folder, samples)
+    engine = find_engine(plan["engine"])
+    try:
+        if hasattr(engine, "build"):
+            engine.build(model, plan, folder)
+        artefact = Artefact(folder, manifest, engine.load(folder, manifest))
+    except Exception as error:  # compilers and exporters raise anything
+        raise FulltiltError(
+            f"engine {plan['engine']} cannot build the model ({tell(error)}); use another engine"
+        ) from error
+    write_samples(folder, samples, [artefact.answer([sample])[0] for sample in samples])
     return write_manifest(folder, manifest)
 
 
@@ -155,52 +158,30 @@ def open_artefact(folder: Path, *, must_match: bool = True, n_threads: int | Non
     manifest = read_manifest(folder)
     if n_threads is not None:
         manifest = dataclasses.replace(manifest, plan={**manifest.plan, "threads": n_threads})
-    refusal = find_damage(folder, manifest) or (find_mismatch(manifest) if must_match else None)
-    if refusal is None:
-        try:
-            return Artefact(
-                folder, manifest, find_engine(manifest.plan["engine"]).load(folder, manifest, manifest.plan), None
-            )
-        except Exception as error:  # loaders of libraries raise anything; the next line answers
-            refusal = (
-                f"engine {manifest.plan['engine']} does not open it ({describe_error(error).splitlines()[0][:300]})"
-            )
-    return Artefact(folder, manifest, _open_fallback(folder, manifest, refusal), refusal)
+    engine = manifest.plan["engine"]
+    names = [name for name in manifest.files if name.startswith("model.")] or [WEIGHTS]
+    refusal = find_damage(folder, manifest, names) or (find_mismatch(manifest) if must_match else None)
+    try:
+        if refusal is None:
+            return Artefact(folder, manifest, find_engine(engine).load(folder, manifest))
+    except Exception as error:  # loaders of libraries raise anything; eager answers
+        refusal = f"engine {engine} does not open it ({tell(error)})"
+    try:
+        if damage := find_damage(folder, manifest, [WEIGHTS]):
+            raise FulltiltError(damage)
+        return Artefact(folder, manifest, open_eager(folder, manifest), refusal)
+    except Exception as error:  # the user's code may raise anything
+        raise FulltiltError(f"{folder} cannot be opened: {refusal}; nor in eager fp32: {tell(error)}") from error
 
 
 def open_eager(folder: Path, manifest: Manifest) -> Runner:
     """Open the model of an artefact in eager fp32, with the threads of its plan."""
-    if manifest.device != "cpu":
-        import torch
-
-        if not torch.cuda.is_available():
-            manifest = dataclasses.replace(manifest, device="cpu")
-    return find_engine("eager").load(folder, manifest, build_eager_plan(manifest.plan))
+    eager = dataclasses.replace(manifest, plan={**manifest.plan, **EAGER})
+    return find_engine("eager").load(folder, eager)
 
 
-def build_eager_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    return {**plan, **EAGER}
-
-
-def _open_fallback(folder: Path, manifest: Manifest, refusal: str) -> Runner:
-    if damage := find_damage(folder, manifest, (WEIGHTS,)):
-        raise FulltiltError(f"{folder} cannot be opened: {refusal}; nor in eager fp32: {damage}")
-    try:
-        return open_eager(folder, manifest)
-    except Exception as error:  # the user's code may raise anything
-        why = describe_error(error).splitlines()[0]
-        raise FulltiltError(f"{folder} cannot be opened: {refusal}; nor in eager fp32: {why}") from error
-
-
-def find_damage(folder: Path, manifest: Manifest, names: Sequence[str] | None = None) -> str | None:
-    """Say which file is missing or another than the one that was built; None: all are as they were.
-
-    Args:
-        names: These files; None: those of the engine, which are read to answer.
-    """
-    if names is None:
-        names = [name for name in manifest.files if name not in NOT_OF_THE_ENGINE]
-        names += [WEIGHTS] if manifest.plan["engine"] in ("eager", "compile") else []
+def find_damage(folder: Path, manifest: Manifest, names: Sequence[str]) -> str | None:
+    """Say which of these files is missing or another than the one that was built; None: all are as they were."""
     for name in names:
         path = folder / name
         if not path.is_file():
@@ -215,24 +196,17 @@ def find_mismatch(manifest: Manifest) -> str | None:
     if is_eager(manifest.plan):
         return None  # it is built anew at every start
     here = read_surroundings(manifest.device)
-    for name in (*find_packages(manifest.plan["engine"]), "gpu"):
-        if here.get(name) != manifest.built_with.get(name):
-            was, now = manifest.built_with.get(name), here.get(name) or "none"
+    for name in ("onnxruntime" if manifest.plan["engine"] == "onnx" else "torch", "cpu", "gpu"):
+        was, now = manifest.built_with.get(name), here.get(name)
+        if was != now:
             return f"built with {name} {was}, here is {now}; run fulltilt infer verify, or build it anew"
-    if manifest.cpu != read_instruction_set():
-        return f"built on a CPU with {manifest.cpu}, this one has {read_instruction_set()}; build it anew"
     return None
 
 
-def find_packages(engine: str) -> tuple[str, ...]:
-    """Return the packages whose versions the files of an engine belong to, without importing torch for ONNX."""
-    return ("onnxruntime",) if engine == "onnx" else ("torch",)
-
-
 def read_surroundings(device: str) -> dict[str, str]:
-    """Read the versions, and the GPU, that an artefact belongs to."""
-    found = {"python": platform.python_version()}
-    found |= {name: version for name in PACKAGES if (version := read_package_version(name))}
+    """Read the versions, the instruction set and the GPU that an artefact belongs to."""
+    found = {"python": platform.python_version(), "cpu": read_instruction_set()}
+    found |= {name: version for name in ("torch", "onnxruntime") if (version := read_package_version(name))}
     if device != "cpu":
         import torch
 
@@ -246,8 +220,6 @@ def compute_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read_samples(folder: Path, kind: str) -> tuple[Sample, ...]:
-    try:
-        return read_samples(folder, kind)
-    except (OSError, ValueError, KeyError) as error:
-        raise FulltiltError(f"{folder / SAMPLES} cannot be read ({error}); build the artefact anew") from error
+def tell(error: Exception) -> str:
+    """Describe an error in one line: exporters and compilers write pages."""
+    return describe_error(error).splitlines()[0][:300]

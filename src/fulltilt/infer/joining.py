@@ -1,17 +1,20 @@
-"""Join samples to one padded batch and split its outputs, in numpy: nothing here needs torch."""
+"""Samples in numpy: joined to one padded batch, split, kept in a file. Nothing here needs torch."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fulltilt.errors import FulltiltError
 from fulltilt.infer.manifest import InputSpec
 
 Array = NDArray[np.generic]
 Sample = tuple[Array, ...]
 """The inputs of one sample, without the batch dimension."""
 
-
+SAMPLES, WEIGHTS = "samples.npz", "weights.pt"  # of every artefact
 MIN_LENGTH = 2  # padded to: compilers make code of its own for sizes 0 and 1
 
 
@@ -43,3 +46,34 @@ def _stack(arrays: Sequence[Array], spec: InputSpec, length: int) -> Array:
     for row, array in zip(batch, arrays, strict=True):
         row[: array.shape[0]] = array
     return batch
+
+
+def write_samples(folder: Path, samples: Sequence[Sample], outputs: Sequence[Sample] = ()) -> None:
+    """Write samples, and what they were answered with. Arrays of one kind lie in one, one behind the other."""
+    np.savez(folder / SAMPLES, **_pack("input", samples), **_pack("output", outputs))
+
+
+def read_samples(folder: Path, kind: str = "input") -> tuple[Sample, ...]:
+    """Read the samples, or the outputs ("output") that were recorded for them.
+
+    Raises:
+        FulltiltError: the file is damaged.
+    """
+    columns: list[list[Any]] = []
+    try:
+        with np.load(folder / SAMPLES, allow_pickle=False) as file:
+            while (name := f"{kind}_{len(columns)}") in file:
+                shapes = file[f"{name}_shapes"]
+                parts = np.split(file[name], np.cumsum(shapes.prod(axis=1, dtype=np.int64))[:-1])
+                columns.append([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
+        return tuple(zip(*columns, strict=True))
+    except (OSError, ValueError, KeyError) as error:
+        raise FulltiltError(f"{folder / SAMPLES} cannot be read ({error}); build the artefact anew") from error
+
+
+def _pack(kind: str, samples: Sequence[Sample]) -> dict[str, Any]:
+    packed: dict[str, Any] = {}
+    for i, arrays in enumerate(zip(*samples, strict=True)):
+        packed[f"{kind}_{i}"] = np.concatenate([np.ravel(array) for array in arrays])
+        packed[f"{kind}_{i}_shapes"] = np.array([array.shape for array in arrays], dtype=np.int64)
+    return packed

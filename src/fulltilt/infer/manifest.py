@@ -89,8 +89,7 @@ class Manifest:
             joining does not reproduce the workload's own ``collate``, or answers depend on padding.
         outputs_vary: For each output, whether its first dimension behind the batch is the length.
         takes_mapping: The model is called with one mapping of its inputs by name, not with the inputs as arguments.
-        built_with: Versions of what built it: python, torch, onnxruntime.
-        cpu: Instruction set that it was built on, "AVX2".
+        built_with: What built it: versions of python, torch and onnxruntime, instruction set ("AVX2"), GPU.
         files: Name → SHA-256, of all files but the manifest.
         config: Values, base folder and provenance of the configuration, as ``config_from_values`` takes them.
     """
@@ -108,7 +107,6 @@ class Manifest:
     promise: Promise | None = None
     accuracy: Accuracy | None = None
     built_with: dict[str, str]
-    cpu: str
     n_parameters: int
     files: dict[str, str]
     config: dict[str, Any]

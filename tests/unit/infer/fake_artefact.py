@@ -13,7 +13,7 @@ FAILS, IS_NAN, SPOILS = 13, 14, 15
 def build_manifest(*inputs, policy=None, **fields):
     inputs = inputs or (InputSpec(name="x", dtype="float32", shape=(None,)),)
     values = {"name": "adder", "plan": {"engine": "eager"}, "device": "cpu", "max_length": 8, "n_parameters": 0}
-    values |= {"built_with": {}, "cpu": "AVX2", "files": {}, "config": {}, "policy": policy or Policy(max_batch=4)}
+    values |= {"built_with": {}, "files": {}, "config": {}, "policy": policy or Policy(max_batch=4)}
     return Manifest(inputs=inputs, **(values | fields))
 
 

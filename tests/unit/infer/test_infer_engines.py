@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from torch import nn
 
 from fulltilt.config import config_from_values, inference_plan_of
 from fulltilt.infer.artefact import build_artefact, open_artefact
-from fulltilt.infer.building import judge_candidate, list_shapes, measure_accuracy
+from fulltilt.infer.building import judge_candidate, measure_accuracy
+from fulltilt.infer.gates.effect import judge_effect
 from fulltilt.infer.model import build_inference_model
+from fulltilt.levers import Facts
+from fulltilt.levers.compile import CompiledGraphs
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "FutureWarning")]
 """Of what torch's compilers do themselves."""
@@ -46,30 +50,42 @@ def test_an_engine_answers_all_declared_shapes_as_eager_does(model, tmp_path, na
         assert not opened.is_fallback, opened.notes
         accuracy = measure_accuracy(model, opened)
         assert accuracy.sqnr_db >= least_db
-        n_builds = opened.runner.n_builds
-        for inputs in list_shapes(opened, (1, 2, 7)):
+        n_builds, _ = opened.run.count_graphs()
+        for inputs in opened.list_shapes((1, 2, 7)):
             opened.run(inputs)
-        assert opened.runner.n_builds == n_builds, "declared shapes are served by what is there"
-        assert opened.runner.n_graph_runs is None or opened.runner.n_graph_runs > 0
-        seen = opened.runner.list_operators(list_shapes(opened)[0])
+        n_after, n_runs = opened.run.count_graphs()
+        assert n_after == n_builds, "declared shapes are served by what is there"
+        assert n_runs is None or n_runs > 0
+        seen = opened.run.list_operators(opened.list_shapes()[0])
         assert any(operator in each for each in seen), seen
-        levers = opened.runner.read_levers()
-        assert {key: levers[key] for key in levers if key in changes} == {
-            k: v for k, v in changes.items() if k in levers
-        }
-        assert levers["threads"] == 1
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.slow
 def test_a_package_whose_int8_weights_are_multiplied_in_fp32_is_caught(model, tmp_path):
-    """No-op 2 of the gates' tests for real: pytorch/ao#4566. The package is faster than eager, but not by int8."""
+    """No-op 2 of the gates' tests: pytorch/ao#4566. The package is faster than eager, but not by int8."""
     pytest.importorskip("torchao")
     plan = inference_plan_of(model.config).replace(engine="aot", quantization="int8_weights")
     build_artefact(model, plan, tmp_path)
     _, failures = judge_candidate(model, tmp_path)
     assert any("quantization int8_weights did not run" in failure for failure in failures), failures
+
+
+@pytest.mark.slow
+def test_no_op_6_graphs_that_are_built_anew_at_every_shape_are_counted():
+    """pytorch/pytorch#188150: CUDA graphs recorded anew where padding is dynamic; on a CPU, compiled anew."""
+    graphs = CompiledGraphs()
+    compiled = torch.compile(nn.Linear(4, 2).eval(), backend=graphs, dynamic=False)
+    with torch.no_grad():
+        compiled(torch.zeros(2, 4))
+        n_warm = graphs.n_graphs
+        for n in (3, 5, 8):
+            compiled(torch.zeros(n, 4))
+    plan = {"engine": "compile", "quantization": "none", "precision": "fp32"}
+    seen = {"operators": (), "n_builds": graphs.n_graphs - n_warm, "n_graph_runs": graphs.n_runs, "gain": None}
+    (failure,) = judge_effect(plan, Facts(device_type="cpu"), **seen)
+    assert "3 graphs were compiled or recorded anew within the declared shapes" in failure
 
 
 @pytest.mark.gpu
@@ -80,11 +96,11 @@ def test_cuda_graphs_are_recorded_once_a_shape(tmp_path):
     plan = inference_plan_of(model.config).replace(engine="compile", cuda_graphs=True)
     build_artefact(model, plan, tmp_path)
     opened = open_artefact(tmp_path)
-    shapes = list_shapes(opened, (1, 2))
+    shapes = opened.list_shapes((1, 2))
     for _ in range(3):
         for inputs in shapes:
             opened.run(inputs)
-    recorded = opened.runner.n_builds
+    recorded = opened.run.count_graphs()[0]
     for inputs in shapes:
         opened.run(inputs)
-    assert opened.runner.n_builds == recorded
+    assert opened.run.count_graphs()[0] == recorded

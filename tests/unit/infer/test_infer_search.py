@@ -181,7 +181,7 @@ class Artefact:
 def open_artefact(folder):
     said = json.loads((Path(folder) / "fake.json").read_text())
     inputs = (InputSpec(name="x", dtype="float32", shape=(None,)),)
-    manifest = Manifest(name="", plan={}, device="cpu", inputs=inputs, max_length=8, built_with={}, cpu="",
+    manifest = Manifest(name="", plan={}, device="cpu", inputs=inputs, max_length=8, built_with={},
         n_parameters=1, files={}, config={})
     samples = tuple((np.zeros(n, np.float32),) for n in (2, 4, 8))
     return Artefact(manifest, samples, tuple(said.get("notes", ())), said.get("fault", ""), said["seconds"])

@@ -1,32 +1,42 @@
 """What the engines of torch share: the levers applied to a model, and the runner around it. Imports torch."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fulltilt.config import config_from_values
 from fulltilt.engine.build.assemble import build_workload
-from fulltilt.infer.joining import Sample, join_samples
+from fulltilt.errors import PlanObstacleError
+from fulltilt.infer.engines import Runner
+from fulltilt.infer.joining import WEIGHTS, Sample, join_samples, read_length
 from fulltilt.infer.manifest import Manifest
 from fulltilt.infer.model import Flat, InferenceModel, build_model
 from fulltilt.levers import Setup, load_inference_catalogue
 
-WEIGHTS = "weights.pt"
-Forward = Callable[..., tuple[Tensor, ...]]
-
 
 def apply_levers(module: nn.Module, plan: Mapping[str, Any], device: torch.device) -> Setup:
-    """Apply the levers of inference, in their order, to a module of fp32 that becomes the plan's."""
+    """Apply the levers of inference, in their order, to a module of fp32 that becomes the plan's.
+
+    Raises:
+        PlanObstacleError: one was applied and is not in force.
+    """
+    catalogue = load_inference_catalogue()
     setup = Setup(device=device, model=module.to(device).eval(), state={"engine": plan["engine"]})
-    for name, lever in load_inference_catalogue().items():
+    for name, lever in catalogue.items():
         lever.apply(setup, plan[name])
-    setup.forward = setup.model
+    for name, lever in catalogue.items():
+        if plan[name] is not None and (seen := lever.observe(setup)) != plan[name]:
+            raise PlanObstacleError(f"{name} {plan[name]} is not in force, {seen} is; leave it as it is")
     return setup
+
+
+def open_setup(folder: Path, manifest: Manifest) -> Setup:
+    """Build the model of an artefact with its plan; on the CPU, where the GPU that it was built on is not there."""
+    place = manifest.device if torch.cuda.is_available() else "cpu"
+    return apply_levers(rebuild_module(folder, manifest), manifest.plan, torch.device(place))
 
 
 def rebuild_module(folder: Path, manifest: Manifest) -> Flat:
@@ -43,57 +53,29 @@ def rebuild_module(folder: Path, manifest: Manifest) -> Flat:
     return flat
 
 
-def build_example(model: InferenceModel, n: int = 3) -> tuple[Tensor, ...]:
-    """Join real samples to the batch that an exporter traces. Sizes 0 and 1 are special to it."""
-    chosen = [model.samples[i % len(model.samples)] for i in range(n)]
-    if model.joins == "alone":
-        chosen = chosen[:1] * n
-    return tuple(torch.from_numpy(array).to(model.device) for array in join_samples(chosen, model.inputs))
-
-
-def list_dynamic_dims(model: InferenceModel) -> tuple[Any, ...]:
-    """List the dimensions of every input that differ between calls, in the form that ``torch.export`` takes."""
+def plan_export(model: InferenceModel) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Return the batch that an exporter traces, and which dimensions differ between calls, as torch.export has it."""
+    longest = max(model.samples, key=lambda sample: read_length(sample, model.inputs))
+    joined = join_samples([longest] * 3, model.inputs)  # sizes 0 and 1 are special to it
+    traced = tuple(torch.from_numpy(array).to(model.device) for array in joined)
     batch = torch.export.Dim("batch", min=1)
     length = torch.export.Dim("length", min=2, max=max(3, model.max_length or 0))
-    return (tuple({0: batch, 1: length} if spec.varies else {0: batch} for spec in model.inputs),)
+    return traced, {"inputs": tuple({0: batch, 1: length} if spec.varies else {0: batch} for spec in model.inputs)}
 
 
-class TorchRunner:
-    """Calls a function of tensors, and counts what its compiler built."""
+class TorchRunner(Runner):
+    """Calls a function of tensors on a device."""
 
-    def __init__(self, forward: Forward, setup: Setup, *, graphs: Any = None, builds: Callable[[], int] = lambda: 0):
-        self._forward, self._setup, self._graphs, self._builds = forward, setup, graphs, builds
-
-    @property
-    def n_builds(self) -> int:
-        return self._builds()
-
-    @property
-    def n_graph_runs(self) -> int | None:
-        return None if self._graphs is None else self._graphs.n_runs
+    def __init__(self, forward: Callable[..., tuple[Tensor, ...]], device: torch.device):
+        self._forward, self._device = forward, device
 
     def __call__(self, inputs: Sample) -> Sample:
+        own = (array if array.flags.writeable else array.copy() for array in inputs)  # torch warns of a request's bytes
         with torch.no_grad():
-            outputs = self._forward(*(self._place(array) for array in inputs))
+            outputs = self._forward(*(torch.from_numpy(array).to(self._device, non_blocking=True) for array in own))
         return tuple(tensor.cpu().numpy() for tensor in outputs)
 
-    def _place(self, array: np.ndarray) -> Tensor:
-        if not array.flags.writeable:  # of a request's own bytes; torch warns of those
-            array = array.copy()
-        return torch.from_numpy(array).to(self._setup.device, non_blocking=True)
-
-    def read_levers(self) -> dict[str, Any]:
-        return {name: lever.observe(self._setup) for name, lever in load_inference_catalogue().items()}
-
     def list_operators(self, inputs: Sample) -> tuple[str, ...]:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if self._setup.device.type == "cuda":
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as seen:
+        with torch.profiler.profile() as seen:
             self(inputs)
         return tuple(sorted({event.key for event in seen.key_averages()}))
-
-
-def encode_levers(setup: Setup) -> str:
-    """Write the levers in force at the time of the build, for a package that cannot be asked later."""
-    return json.dumps({name: lever.observe(setup) for name, lever in load_inference_catalogue().items()})

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.hardware import count_usable_cores, read_instruction_set
+from fulltilt.infer.engines import Runner
 from fulltilt.infer.joining import Sample
 from fulltilt.infer.manifest import Manifest
 
 if TYPE_CHECKING:
     from fulltilt.infer.model import InferenceModel
 
-PACKAGES = ("onnxruntime",)
 FILE = "model.onnx"
-PROVIDERS = ["CPUExecutionProvider"]
 WITHOUT_SATURATION = ("AMX", "AVX512_VNNI", "AVX2_VNNI")
 """Instruction sets that add products of 8 bits in 32; others do so in 16, and overflow unless weights have 7 bits."""
 
@@ -27,85 +26,59 @@ def build(model: "InferenceModel", plan: Mapping[str, Any], folder: Path) -> Non
     """Export for every batch and length up to the declared ones, and quantise; 5 to 30 s. Imports torch."""
     import torch
 
-    from fulltilt.infer.engines._torch import apply_levers, build_example, list_dynamic_dims
+    from fulltilt.infer.engines._torch import apply_levers, plan_export
 
     setup = apply_levers(copy.deepcopy(model.module), plan, model.device)
-    with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript"):
-        warnings.simplefilter("ignore")  # of its own use of what torch deprecates
-        program = torch.onnx.export(
-            setup.model,
-            build_example(model),
-            dynamo=True,
-            input_names=[spec.name for spec in model.inputs],
-            dynamic_shapes={"inputs": list_dynamic_dims(model)[0]},
-            verbose=False,
-        )
-        assert program is not None
-        if plan["quantization"] == "none":
-            program.save(str(folder / FILE))
-        else:
-            _quantize(program.model_proto, folder / FILE)
+    traced, dynamic = plan_export(model)
+    logging.disable(logging.WARNING)  # remarks of libraries about models of any kind
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own use of what torch deprecates
+            names = [spec.name for spec in model.inputs]
+            program = torch.onnx.export(
+                setup.model, traced, dynamo=True, input_names=names, dynamic_shapes=dynamic, verbose=False
+            )
+            assert program is not None
+            if plan["quantization"] == "none":
+                program.save(str(folder / FILE))
+            else:
+                _quantize(program.model_proto, folder / FILE)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _quantize(model: Any, file: Path) -> None:
     import onnxruntime.quantization
 
     del model.graph.value_info[:]  # of fp32: the quantiser refuses types that it changes
-    with _quiet(""):
-        onnxruntime.quantization.quantize_dynamic(
-            model,
-            file,
-            op_types_to_quantize=["MatMul", "Gemm", "LSTM"],
-            per_channel=True,
-            reduce_range=read_instruction_set() not in WITHOUT_SATURATION,
-        )
+    onnxruntime.quantization.quantize_dynamic(
+        model,
+        file,
+        op_types_to_quantize=["MatMul", "Gemm", "LSTM"],
+        per_channel=True,
+        reduce_range=read_instruction_set() not in WITHOUT_SATURATION,
+    )
 
 
-class _quiet:  # noqa: N801
-    """Keeps the remarks of libraries about models of any kind to themselves."""
-
-    def __init__(self, *names: str):
-        self._loggers = [logging.getLogger(name) for name in names]
-
-    def __enter__(self) -> None:
-        self._levels = [logger.level for logger in self._loggers]
-        for logger in self._loggers:
-            logger.setLevel(logging.ERROR)
-
-    def __exit__(self, *_: object) -> None:
-        for logger, level in zip(self._loggers, self._levels, strict=True):
-            logger.setLevel(level)
-
-
-class OnnxRunner:
+class OnnxRunner(Runner):
     """A session of ONNX Runtime."""
 
-    n_builds = 0
-    n_graph_runs = None
-
-    def __init__(self, file: Path, manifest: Manifest, plan: Mapping[str, Any]):
-        self._file, self._plan = file, plan
-        self._names = [spec.name for spec in manifest.inputs]
+    def __init__(self, file: Path, names: list[str], n_threads: int):
+        self._file, self._names, self._n_threads = file, names, n_threads
         self._session = self._open()
 
     def _open(self, *, profile_prefix: str | None = None) -> Any:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._plan["threads"] or count_usable_cores()
-        options.inter_op_num_threads = 1
+        options.intra_op_num_threads, options.inter_op_num_threads = self._n_threads, 1
         options.log_severity_level = 3
         if profile_prefix:
             options.enable_profiling, options.profile_file_prefix = True, profile_prefix
-        return onnxruntime.InferenceSession(str(self._file), options, providers=PROVIDERS)
+        return onnxruntime.InferenceSession(str(self._file), options, providers=["CPUExecutionProvider"])
 
     def __call__(self, inputs: Sample) -> Sample:
         return tuple(self._session.run(None, dict(zip(self._names, inputs, strict=True))))
-
-    def read_levers(self) -> dict[str, Any]:
-        """Read threads and provider from the session; the graph says whether it is quantised."""
-        threads = self._session.get_session_options().intra_op_num_threads
-        return {"engine": "onnx", "threads": threads}
 
     def list_operators(self, inputs: Sample) -> tuple[str, ...]:
         """Run once in a session that profiles itself."""
@@ -116,5 +89,6 @@ class OnnxRunner:
         return tuple(sorted({event["args"]["op_name"] for event in events if "op_name" in event.get("args", {})}))
 
 
-def load(folder: Path, manifest: Manifest, plan: Mapping[str, Any]) -> OnnxRunner:
-    return OnnxRunner(folder / FILE, manifest, plan)
+def load(folder: Path, manifest: Manifest) -> OnnxRunner:
+    names = [spec.name for spec in manifest.inputs]
+    return OnnxRunner(folder / FILE, names, manifest.plan["threads"] or count_usable_cores())

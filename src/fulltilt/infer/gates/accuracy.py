@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +21,8 @@ def compare_outputs(reference: Sequence[Sample], here: Sequence[Sample]) -> tupl
     """
     ratios_db, largest = [], 0.0
     for theirs, ours in zip(zip(*reference, strict=True), zip(*here, strict=True), strict=True):
-        if any(a.shape != b.shape for a, b in zip(theirs, ours, strict=True)):
-            return -math.inf, math.inf
-        signal = np.concatenate([np.ravel(array) for array in theirs]).astype(np.float64)
-        found = np.concatenate([np.ravel(array) for array in ours]).astype(np.float64)
-        if not np.isfinite(found).all():
+        signal, found = (np.concatenate([np.ravel(array) for array in each]).astype(float) for each in (theirs, ours))
+        if [array.shape for array in theirs] != [array.shape for array in ours] or not np.isfinite(found).all():
             return -math.inf, math.inf
         error = np.abs(found - signal)
         largest = max(largest, float(error.max(initial=0.0)))
@@ -41,10 +39,8 @@ def compute_changed_labels_pct(reference: Sequence[Sample], here: Sequence[Sampl
     return 100 * sum(changed) / len(changed)
 
 
-def compute_metric_drop(
-    name: str, fp32: Sequence[float], here: Sequence[float]
-) -> tuple[float, float, tuple[float, float]]:
-    """Return the metric of both, and the interval of what it lost, over pairs of samples.
+def compute_metric_drop(name: str, fp32: Sequence[float], here: Sequence[float]) -> dict[str, Any]:
+    """Return what ``Accuracy`` has of a metric: that of both, and the interval of what it lost, over pairs of samples.
 
     Where nothing says which way the metric points, any change is a loss.
     """
@@ -53,7 +49,8 @@ def compute_metric_drop(
     low, high = compute_interval(change if direction != "falling" else -change)
     if direction is None:
         low, high = 0.0 if low <= 0 <= high else min(abs(low), abs(high)), max(abs(low), abs(high))
-    return float(np.mean(fp32)), float(np.mean(here)), (low, high)
+    means = {"metric_fp32": float(np.mean(fp32)), "metric_here": float(np.mean(here))}
+    return {"metric": name, "metric_drop_ci95": (low, high), **means}
 
 
 def judge_accuracy(accuracy: Accuracy, *, min_sqnr_db: float, max_metric_drop_pct: float) -> list[str]:

@@ -4,24 +4,24 @@ Settings without an effect are common and silent: a wrapper that calls go around
 that the hardware emulates, graphs that are recorded anew at every request, an option under a wrong name.
 """
 
-import dataclasses
-from collections.abc import Mapping
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fulltilt.infer.joining import Sample
 from fulltilt.levers import Facts
-from fulltilt.stats.alternation import WORTH_PCT
+from fulltilt.stats import Block, Comparison, alternate, run_group
 
 EAGER = {"engine": "eager", "quantization": "none", "attention": "auto", "cuda_graphs": False, "precision": "fp32"}
 """The plan that the others are held against, but for threads."""
 
+N_GROUPS = 16  # that fit into the time of a comparison
+
 EXPECTED = {
     ("onnx", "int8"): ("MatMulInteger", "DynamicQuantize"),
-    ("eager", "int8"): (
-        "quantized::linear_dynamic",
-        "quantized::linear_relu_dynamic",
-        "quantized_lstm",
-        "quantized_gru",
-    ),
+    ("eager", "int8"): ("quantized::linear", "quantized_lstm", "quantized_gru"),
     ("compile", "int8"): ("_int_mm", "int8_gemm", "onednn::qlinear"),
     ("aot", "int8_weights"): ("int8pack_mm",),
     ("aot", "int4_weights"): ("int4",),
@@ -32,68 +32,82 @@ Of weights alone in eager and compile, the layers themselves are read back; they
 """
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Effect:
-    """What was seen of a candidate at work, on the declared shapes.
-
-    Attributes:
-        observed: Levers as they were read back from the runner.
-        operators: Names of what ran, as the profiler of torch or of the session has them.
-        n_builds: Graphs that were compiled or recorded after the warm-up.
-        n_graph_runs: Runs of compiled graphs; None: the engine has none of its own.
-        speed_up_ci: 98 % interval of how many times as fast as eager fp32 it is, in turns; None: it is eager fp32.
-    """
-
-    observed: dict[str, Any]
-    operators: tuple[str, ...]
-    n_builds: int
-    n_graph_runs: int | None
-    speed_up: float | None = None
-    speed_up_ci: tuple[float, float] | None = None
-    first_answer_s: float | None = None
-
-
 def is_eager(plan: Mapping[str, Any]) -> bool:
-    return all(plan.get(name, value) == value for name, value in EAGER.items())
+    return {**plan, **EAGER} == plan
 
 
-def judge_effect(plan: Mapping[str, Any], effect: Effect, facts: Facts) -> list[str]:
-    """Say what of a plan had no effect; empty where all of it had."""
-    failures = [
-        f"{name} {plan[name]} is not in force, {seen} is"
-        for name, seen in effect.observed.items()
-        if plan.get(name) is not None and seen != plan[name]
-    ]
-    failures += _judge_kernels(plan, effect)
-    if effect.n_graph_runs == 0:
-        failures.append("no compiled graph ran: calls go around it, in eager mode")
-    if effect.n_builds:
+class _Arm:
+    """Answers all batches in each turn; a block lasts as long as their geometric mean, so that each counts alike."""
+
+    def __init__(self, answer: Callable[[Sample], Any], batches: Sequence[Sample], clock: Callable[[], float]):
+        self._answer, self._batches, self._clock = answer, batches, clock
+
+    def run_block(self) -> Block:
+        ends_s = [self._clock()]
+        for batch in self._batches:
+            self._answer(batch)
+            ends_s.append(self._clock())
+        times_s = [max(end_s - begin_s, 1e-9) for begin_s, end_s in itertools.pairwise(ends_s)]
+        return Block(n_samples=1, seconds=statistics.geometric_mean(times_s))
+
+
+def compare_speed(
+    base: Callable[[Sample], Any],
+    other: Callable[[Sample], Any],
+    batches: Sequence[Sample],
+    *,
+    limit_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Comparison:
+    """Compare two runners in turns within this process, until that decides or the time is over."""
+    arms = {"base": _Arm(base, batches, clock), "other": _Arm(other, batches, clock)}
+    for arm in arms.values():
+        arm.run_block()  # warms it up
+    evidence = alternate(
+        lambda: run_group(arms, seconds=limit_s / N_GROUPS, clock=clock), "base", "other", limit_s=limit_s, clock=clock
+    )
+    return evidence.compare("base", "other")
+
+
+def format_gain(gain: Comparison) -> str:
+    low, high = (1 + bound_pct / 100 for bound_pct in gain.ci_pct)
+    return f"{gain.speedup:.2f} times as fast as eager fp32 in turns ({low:.2f} to {high:.2f})"
+
+
+def judge_effect(
+    plan: Mapping[str, Any],
+    facts: Facts,
+    *,
+    operators: Sequence[str],
+    n_builds: int,
+    n_graph_runs: int | None,
+    gain: Comparison | None,
+) -> list[str]:
+    """Say what of a plan had no effect; empty where all of it had.
+
+    Args:
+        operators: Names of what ran, as the profiler of torch or of the session has them.
+        n_builds: Graphs that were compiled or recorded after the warm-up, within the declared shapes.
+        n_graph_runs: Runs of compiled graphs; None: the engine has none of its own.
+        gain: Over eager fp32, in turns; None: it is eager fp32.
+    """
+    failures = []
+    quantization = plan["quantization"]
+    expected = EXPECTED.get((plan["engine"], quantization), ())
+    if expected and not any(word in name for name in operators for word in expected):
+        seen = ", ".join([name for name in operators if "mm" in name.lower() or "linear" in name][:4]) or "none"
         failures.append(
-            f"{effect.n_builds} graphs were compiled or recorded anew within the declared shapes; "
+            f"quantization {quantization} did not run: products were {seen}; expected one of {', '.join(expected)}"
+        )
+    if n_graph_runs == 0:
+        failures.append("no compiled graph ran: calls go around it, in eager mode")
+    if n_builds:
+        failures.append(
+            f"{n_builds} graphs were compiled or recorded anew within the declared shapes; "
             "pad lengths to a multiple, or use another engine"
         )
-    if plan.get("precision") == "bf16" and facts.device_type == "cpu" and facts.has_native_bf16 is False:
+    if plan["precision"] == "bf16" and facts.device_type == "cpu" and facts.has_native_bf16 is False:
         failures.append("bf16 is emulated: this CPU has no bf16 arithmetic")
-    if effect.speed_up_ci is not None and not is_eager(plan):
-        failures += judge_speed(effect.speed_up_ci)
+    if gain is not None and gain.verdict != "faster":
+        failures.append(f"no gain is proven, it is {format_gain(gain)}")
     return [f"effect: {failure}" for failure in failures]
-
-
-def judge_speed(speed_up_ci: tuple[float, float]) -> list[str]:
-    """Say that no gain over eager was proven; empty where one was."""
-    low, high = speed_up_ci
-    if low > 1 + WORTH_PCT / 100:
-        return []
-    verdict = "slower than" if high < 1 else "no faster than"
-    return [f"{verdict} eager fp32 in turns: {low:.2f} to {high:.2f} times as fast"]
-
-
-def _judge_kernels(plan: Mapping[str, Any], effect: Effect) -> list[str]:
-    engine, quantization = plan.get("engine", "eager"), plan.get("quantization", "none")
-    expected = EXPECTED.get((engine, quantization), ())
-    if not expected or any(word in name for name in effect.operators for word in expected):
-        return []
-    seen = ", ".join([name for name in effect.operators if "mm" in name.lower() or "linear" in name][:4]) or "none"
-    return [
-        f"quantization {quantization} did not run: no operator is one of {', '.join(expected)}; products were {seen}"
-    ]

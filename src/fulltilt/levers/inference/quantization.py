@@ -58,6 +58,7 @@ def _remark(value: str, plan: PlanValues, facts: Facts) -> str | None:
 
 
 def _apply(setup: Setup, value: str) -> None:
+    setup.state["quantization"] = value
     if value == "none" or setup.state.get("engine") == "onnx":  # ONNX Runtime quantises the graph
         return
     import torch

@@ -13,7 +13,8 @@ def _candidates(facts: Facts) -> tuple[int | None, ...]:
 
 
 def _apply(setup: Setup, value: int | None) -> None:
-    if setup.state.get("engine") != "onnx":  # its sessions have their own, which ``state`` holds
+    setup.state["threads"] = value
+    if setup.state.get("engine") != "onnx":  # its sessions have their own
         threads.LEVER.apply(setup, value)
 
 
