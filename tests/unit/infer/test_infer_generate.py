@@ -218,7 +218,7 @@ def build_text_manifest():
     from fulltilt.infer.manifest import InputSpec, Manifest
 
     spec = InputSpec(name="words", dtype="int64", shape=(None,))
-    given = {"name": "m", "plan": {}, "device": "cpu", "inputs": (spec,), "max_length": 3, "built_with": {}, "cpu": ""}
+    given = {"name": "m", "plan": {}, "device": "cpu", "inputs": (spec,), "max_length": 3, "built_with": {}}
     return Manifest(**given, n_parameters=1, files={}, config={})
 
 

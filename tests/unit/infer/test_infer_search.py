@@ -73,7 +73,7 @@ class MadeUpBench:
 
 
 def build_manifest():
-    nothing = {"plan": {}, "device": "cpu", "inputs": (), "max_length": None, "built_with": {}, "cpu": ""}
+    nothing = {"plan": {}, "device": "cpu", "inputs": (), "max_length": None, "built_with": {}}
     return Manifest(name="", n_parameters=1, files={}, config={}, **nothing)
 
 
