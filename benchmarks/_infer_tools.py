@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks._runner import ROOT
-from fulltilt.infer.search.live import ArmSpec, open_arms
+from fulltilt.infer.search.bench import OrderedArm, open_artefacts
 from fulltilt.infer.search.result import SearchResult
 from fulltilt.records import decode, encode
 from fulltilt.stats import Comparison, Evidence, run_group
@@ -44,9 +44,7 @@ def compare_chosen(base: SearchResult, other: SearchResult, *, n_groups: int, n_
     results = {"base": base, "other": other}
     folders = {name: Path(result.artefact) for name, result in results.items()}
     for _ in range(n_groups):
-        logs = {name: folder.with_name(f"again-{name}.log") for name, folder in folders.items()}
-        with open_arms({n: ArmSpec(folder=folders[n], log_path=logs[n]) for n in folders}) as arms:
-            for name, arm in arms.items():
-                arm.order = order_of(results[name], n_samples)
-            evidence.add(run_group(arms))
+        with open_artefacts(folders, folders["base"].parent) as arms:
+            orders = {name: order_of(results[name], n_samples) for name in arms}
+            evidence.add(run_group({name: OrderedArm(arm, orders[name]) for name, arm in arms.items()}))
     return evidence.compare("base", "other")

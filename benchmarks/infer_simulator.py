@@ -1,7 +1,8 @@
 """How well the simulated queue predicts p99 of a served model under Poisson arrivals, at six loads.
 
-The surface is that of a search; what a request takes beside the model is measured once, one request at a time. Each
-load is a real server and a real client process over HTTP.
+The surface is that of a search; what a request takes beside the model, and how long it keeps the model from others, is
+measured in the server at two loads, by the first seconds of the same arrivals. Each load is a real server and a real
+client process over HTTP.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from pathlib import Path
 from benchmarks._infer_tools import search
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm, judge, judge_median
-from fulltilt.infer.search.accept import calibrate, run_load, serve_copy
+from fulltilt.infer.search.accept import calibrate, load_server, serve_copy
 from fulltilt.infer.search.simulate import compute_quantile_s, draw_arrivals, simulate_responses_s
 
 CLAIM = "The simulated queue predicts p99 of the served model within 15 % in the median, and 30 % at worst."
 NEEDS_PEERS = False
 DEVICES = ("cpu",)
-SHARES = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8)  # of the offline throughput
-LOAD_S = 30.0
+SHARES = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8)  # of what the server answers with requests waiting
+SERVED_S, LOAD_S = 5.0, 30.0
+CALIBRATED = 0.5  # of it, too: the load at which the simulation is fitted
+N_REQUESTS = 40_000
 WORKLOADS = {
     "digits": ("configs/targets.yaml", "targets.samples_per_request=1"),
     "encoder": ("benchmarks._infer_encoder:small", "inference.min_sqnr_db=20", "targets.samples_per_request=1"),
@@ -35,7 +38,7 @@ def run(context: Context) -> Findings:
             found = _compare(name, words, Path(folder), context)
         for share, predicted_ms, measured_ms in found:
             errors.append(abs(100 * (predicted_ms / measured_ms - 1)))
-            case = f"{name} at {100 * share:.0f} % of its offline throughput"
+            case = f"{name} at {100 * share:.0f} % of what is served"
             common = {"case": case, "metric": "response_p99_ms", "unit_of_replication": "load of 30 s"}
             arms += [
                 build_arm([predicted_ms], arm="simulated", **common),
@@ -53,12 +56,13 @@ def _compare(name: str, words: tuple[str, ...], out: Path, context: Context) -> 
     result, _ = search(*words, "--budget", "3m", out=out)
     row, goal = result.find(result.chosen), result.goal
     assert row.policy is not None
-    arrivals, found = draw_arrivals(result.lengths.values, goal.samples_per_request, n=4000), []
+    arrivals, found = draw_arrivals(result.lengths, goal.samples_per_request, n=N_REQUESTS), []
     with serve_copy(Path(result.artefact), row.policy, out / "serve.log") as url:
-        service = calibrate(url, row, goal, arrivals, out / "load.log")
+        served = load_server(url, goal, None, seconds=SERVED_S).build_outcome().answered_per_s
+        service = calibrate(url, row, goal, arrivals, CALIBRATED * served)
         for share in SHARES[::3] if context.quick else SHARES:
-            rate = share * (row.samples_per_s or 0.0) / goal.samples_per_request
-            said = run_load(url, goal, rate, seconds=LOAD_S, log_path=out / "load.log", has_limit=False)
-            predicted_s = compute_quantile_s(simulate_responses_s(arrivals, rate, row.policy, service), 0.99)
-            found.append((share, 1000 * predicted_s, said["response_ms"]["p99"]["measured"]))
+            measured = load_server(url, goal, share * served, seconds=LOAD_S).build_outcome()
+            same = arrivals.cut(measured.n_requests)
+            predicted_s = compute_quantile_s(simulate_responses_s(same, share * served, row.policy, service), 0.99)
+            found.append((share, 1000 * predicted_s, measured.response_ms["p99"].measured))
     return found

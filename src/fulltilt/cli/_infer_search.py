@@ -93,7 +93,7 @@ def _run_search(args: argparse.Namespace) -> int:
             device=checked.device,
             weights=weights,
             budget_s=budget_s,
-            is_exhaustive=args.exhaustive,
+            strategy="exhaustive" if args.exhaustive else "halving",
             artefact_out=None if args.artefact_out is None else _check_new(Path(args.artefact_out)),
         )
         with open_search_folder(plan, out_dir / FOLDER) as own:
@@ -131,7 +131,7 @@ def describe_search(result: SearchResult) -> str:
     accuracy = _describe_accuracy(row)
     sentence = ", ".join([*said, *([accuracy] if accuracy and result.gain else [])])
     n_untried = sum(row.status == "untried" for row in result.candidates)
-    left = f"; {n_untried} of {len(result.candidates)} candidates were not tried" if n_untried else ""
+    left = f"; there was no time for {n_untried} of {len(result.candidates)} candidates" if n_untried else ""
     return f"{sentence}{left}."
 
 
@@ -140,10 +140,9 @@ def _describe_gain(result: SearchResult, row: Candidate) -> str:
         return (
             f"Nothing is proven faster than {row.name}, which answers {format_rate(row.samples_per_s or 0)} samples/s"
         )
-    low, high = result.gain.ci
-    bounds = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
-    times = f"{result.gain.times:.3g} times as many samples a second as"
-    return f"{row.name} answers {times} eager fp32{bounds}"
+    low, high = (1 + pct / 100 for pct in result.gain.ci_pct)
+    times = f"{result.gain.speedup:.3g} times as many samples a second as"
+    return f"{row.name} answers {times} eager fp32 ({low:.3g} to {high:.3g})"
 
 
 def _describe_accuracy(row: Candidate) -> str:
@@ -181,7 +180,7 @@ def _list_cells(row: Candidate, result: SearchResult) -> list[str]:
     return [
         row.name,
         "" if row.samples_per_s is None else format_rate(row.samples_per_s),
-        f"{row.gain.times:.2f}" if row.gain else "1" if row.status == "baseline" else "",
+        f"{row.gain.speedup:.2f}" if row.gain else "1" if row.status == "baseline" else "",
         "" if row.policy is None else str(row.policy.max_batch),
         "" if row.memory_gib is None else f"{row.memory_gib:.2f}",
         *([response] if result.goal.is_capacity else []),
@@ -202,10 +201,11 @@ def _describe_rest(result: SearchResult, *, is_verbose: bool) -> list[str]:
     n_hidden = len(result.candidates) - N_ROWS
     if n_hidden > 0 and not is_verbose:
         lines.append(f"{count(n_hidden, 'more candidate')} in --verbose and result.json")
-    if lengths.vary:
-        padded = f"{lengths.padded_to_longest_pct:.0f} % would be padding"
-        times = f"; {naive.times:.2g} times eager in order of arrival padded to the longest" if naive else ""
-        lines.append(f"lengths {min(lengths.values)} to {lengths.longest}: padded to the longest {padded}{times}")
+    longest = max(lengths)
+    if min(lengths) < longest:
+        padded = f"{100 * (1 - sum(lengths) / (longest * len(lengths))):.0f} % would be padding"
+        times = f"; {naive.speedup:.2g} times eager in order of arrival padded to the longest" if naive else ""
+        lines.append(f"lengths {min(lengths)} to {longest}: padded to the longest {padded}{times}")
     if is_busy_pressure(result.cpu_pressure_pct):
         lines.append(
             f"the machine was busy, {result.cpu_pressure_pct:.0f} % of the time somebody waited for a core: candidates "

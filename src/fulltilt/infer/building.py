@@ -1,7 +1,7 @@
 """Build one candidate and hold it against eager fp32, in a process of its own (``run_measuring``). Imports torch.
 
 The request is ``{"config", "base_dir", "provenance", "device", "weights", "plan", "folder", "name"}``, the answer
-``{"measured": {"manifest": …, "failures": […]}}``; the evidence lies in the folder.
+``{"measured": {"manifest": …, "failures": […], "facts": …}}``; the evidence lies in the folder.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
     folder = Path(given["folder"])
     build_artefact(model, given["plan"], folder, name=given["name"])
     manifest, failures = judge_candidate(model, folder)
-    send({"measured": {"manifest": encode(manifest), "failures": failures}})
+    send({"measured": {"manifest": encode(manifest), "failures": failures, "facts": encode(model.facts)}})
 
 
 def judge_candidate(model: InferenceModel, folder: Path) -> tuple[Manifest, list[str]]:

@@ -32,7 +32,7 @@ from fulltilt.infer.targets import (
     plan_targets,
 )
 from fulltilt.infer.training import RESULTS, describe_training, find_training, run_training
-from fulltilt.levers import list_environment
+from fulltilt.levers import list_environment, load_inference_catalogue
 from fulltilt.records import VERSION, Machine, decode, encode
 from fulltilt.records.run_folder import RunFolder, append_line, read_lines, write_atomic
 from fulltilt.report.latency import build_latency_page
@@ -183,7 +183,10 @@ def run_check(
         "weights": None if weights is None else str(weights),
         "artefact": None if plan.artefact is None else str(plan.artefact.resolve()),
     }
-    environment = list_environment(plan_of(config)) if plan.artefact is None else _list_environment(plan.artefact)
+    if plan.artefact is None:
+        environment = list_environment(plan_of(config))
+    else:
+        environment = list_environment(_read_manifest(plan.artefact).plan, load_inference_catalogue())
     measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress, environment=environment)
     figures = decode(Figures, measured["figures"])
     load = dataclasses.replace(plan.load, n_requests=len(figures.response_s))
@@ -246,12 +249,6 @@ def _read_manifest(folder: Path) -> Manifest:
     from fulltilt.infer.artefact import read_manifest  # with what opens artefacts, which most checks do without
 
     return read_manifest(folder)
-
-
-def _list_environment(artefact: Path) -> dict[str, str]:
-    from fulltilt.infer.search.bench import list_environment
-
-    return list_environment(_read_manifest(artefact).plan)
 
 
 def _name_measured(line: Mapping[str, Any]) -> list[Any]:

@@ -14,12 +14,14 @@ from tests.unit.infer.test_infer_search_pure import CATALOGUE, FACTS, LENGTHS
 from fulltilt.errors import FulltiltError
 from fulltilt.hardware import is_process_stopped
 from fulltilt.infer.manifest import InputSpec, Manifest, Policy
-from fulltilt.infer.search import arm, bench, live
-from fulltilt.infer.search.bench import ArmFacts, Built, Group, ProcessBench
-from fulltilt.infer.search.journal import Journal
+from fulltilt.infer.search import arm, bench
+from fulltilt.infer.search.bench import Built, Group, ProcessBench
+from fulltilt.infer.search.candidates import build_baseline
+from fulltilt.infer.search.journal import Journal, OverError
 from fulltilt.infer.search.policies import Goal
+from fulltilt.infer.search.result import Live
 from fulltilt.infer.search.search import NAIVE, Search
-from fulltilt.records import decode
+from fulltilt.records import decode, encode
 from fulltilt.stats import Turns
 
 GOAL = Goal()
@@ -27,39 +29,62 @@ SPEED = {"eager fp32": 1.0, "onnx fp32": 1.3, "onnx int8": 2.5, "eager int8": 0.
 
 
 class MadeUpBench:
-    """Measures by a formula with noise, in virtual time.
+    """Measures by a formula with noise, in virtual time, with the journal of a real search.
 
-    A candidate named in ``faults`` fails where it is built ("build") or measured ("arm"), or is refused.
+    A candidate named in ``faults`` fails where it is built ("build") or measured ("arm"), or is refused. Each step
+    takes ``slowing`` times as long as the last one of its kind.
     """
 
-    def __init__(self, *, lengths=(1,) * 32, build_s=5.0, noise=0.01, faults=()):
+    def __init__(self, folder, *, lengths=(1,) * 32, build_s=5.0, noise=0.01, faults=(), slowing=1.0, accept_s=25.0):
         self.lengths, self.build_s, self.noise, self.faults = lengths, build_s, noise, dict(faults)
-        self.spent_s, self.asked, self.rng = 0.0, [], random.Random(3)
+        self.slowing, self.accept_s, self.now_s = slowing, accept_s, 0.0
+        self.asked, self.rng = [], random.Random(3)
+        self.journal = Journal(folder, clock=lambda: self.now_s)
 
-    def build(self, name, plan):
-        self.spent_s += self.build_s
-        self.asked.append(f"build {name}")
-        fault = self.faults.get(name)
+    @property
+    def spent_s(self):
+        return self.journal.spent_s
+
+    def _take(self, seconds, answer, question, time_s):
+        self.asked.append(question)
+        factor = self.slowing ** len(self.asked)
+
+        def find(limit_s):
+            self.now_s += min(limit_s, seconds * factor)
+            if seconds * factor > limit_s:
+                raise OverError
+            return encode(answer)
+
+        return decode(type(answer), self.journal.ask(question, find, **time_s))
+
+    def build(self, name, plan, **time_s):
+        fault, seconds = self.faults.get(name), self.build_s
+        built = Built(manifest=build_manifest(), facts=FACTS, seconds=seconds)
         if fault in ("build", "refuse"):
-            status = "failed" if fault == "build" else "refused"
-            return Built(status=status, reason="it cannot", manifest=None, seconds=self.build_s)
-        return Built(status=None, reason=None, manifest=build_manifest(), seconds=self.build_s)
+            built = Built(status="failed" if fault == "build" else "refused", reason="it cannot", seconds=seconds)
+        return self._take(seconds, built, f"build {name}", time_s)
 
-    def measure(self, question, arms, stages, seconds):
-        self.asked.append(f"{question}: {', '.join(arms)}")
-        self.spent_s += len(arms) + len(stages) * seconds * 2 * len(arms)
+    def measure(self, question, arms, stages, seconds, **time_s):
+        took_s = len(arms) + len(stages) * seconds * 2 * len(arms)
+        group = Group(open_s=float(len(arms)), seconds=took_s, lengths=self.lengths, **self._describe(arms, stages))
         for name in arms.values():
             if self.faults.get(name) == "arm":
-                return Group(stages=(), arms={}, failed=(name, "failed", "it crashed"))
+                group = Group(failed=(name, "failed", "it crashed"))
+        return self._take(took_s, group, f"{question}: {', '.join(arms)}", time_s)
+
+    def accept(self, row, goal, arrivals, **time_s):
+        load = {"requests_per_s": goal.requests_per_s, "quantile": goal.quantile, "limit_s": goal.limit_s}
+        return self._take(self.accept_s, Live(verdict="met", measured_s=0.01, **load), f"accept {row.name}", time_s)
+
+    def _describe(self, arms, stages):
         drift = math.exp(self.rng.gauss(0, 0.2))
         turns = [
             {a: Turns(samples_per_s=drift * self._rate(arms[a], o), stalled_pct=0.0) for a, o in s.items()}
             for s in stages
         ]
-        facts = ArmFacts(
-            cold_start_s=1.0, memory_gib=0.3, lengths=self.lengths, calls_s=tuple((0.01, 0.01) for _ in stages)
-        )
-        return Group(stages=tuple(turns), arms=dict.fromkeys(arms, facts))
+        calls_s = tuple(dict.fromkeys(arms, (0.01, 0.01)) for _ in stages)
+        facts = {"cold_start_s": dict.fromkeys(arms, 1.0), "memory_gib": dict.fromkeys(arms, 0.3)}
+        return {"stages": tuple(turns), "calls_s": calls_s, **facts}
 
     def _rate(self, name, order):
         speed = SPEED[name.partition(",")[0]] * (1.2 if "1 thread" in name else 1.0)
@@ -78,33 +103,33 @@ def build_manifest():
 
 
 def search(made_up, *, budget_s=600.0, goal=GOAL):
-    found = Search(bench=made_up, catalogue=CATALOGUE, facts=FACTS, own={"threads": None}, goal=goal, budget_s=budget_s)
+    found = Search(bench=made_up, catalogue=CATALOGUE, own={"threads": None}, goal=goal, budget_s=budget_s)
     found.run()
     return found
 
 
-def test_the_fastest_is_found_proven_and_the_slower_ones_say_why():
-    found = search(MadeUpBench())
+def test_the_fastest_is_found_proven_and_the_slower_ones_say_why(tmp_path):
+    found = search(MadeUpBench(tmp_path))
     best = max(found.offered, key=lambda row: row.samples_per_s)
     assert best.name == "onnx int8, 1 thread"
-    low, high = best.gain.ci
-    assert low < SPEED["onnx int8"] * 1.2 < high
+    low_pct, high_pct = best.gain.ci_pct
+    assert low_pct < 100 * (SPEED["onnx int8"] * 1.2 - 1) < high_pct
     assert best.gain.verdict == "faster"
     assert found.candidates["eager int8"].status in ("behind", "slower")
     assert found.candidates["eager fp32"].status == "baseline"
     assert best.policy.max_batch > 1
 
 
-def test_the_levers_beside_the_engine_are_tried_on_the_best_alone():
-    made_up = MadeUpBench()
+def test_the_levers_beside_the_engine_are_tried_on_the_best_alone(tmp_path):
+    made_up = MadeUpBench(tmp_path)
     search(made_up)
     built = [asked for asked in made_up.asked if asked.startswith("build") and "thread" in asked]
     assert built == ["build onnx int8, 1 thread", "build onnx fp32, 1 thread", "build eager fp32, 1 thread"]
 
 
 @pytest.mark.parametrize(("fault", "status"), [("build", "failed"), ("arm", "failed"), ("refuse", "refused")])
-def test_a_candidate_that_fails_is_an_outcome_and_the_others_go_on(fault, status):
-    found = search(MadeUpBench(faults={"onnx int8": fault, "onnx int8, 1 thread": fault}))
+def test_a_candidate_that_fails_is_an_outcome_and_the_others_go_on(tmp_path, fault, status):
+    found = search(MadeUpBench(tmp_path, faults={"onnx int8": fault, "onnx int8, 1 thread": fault}))
     row = found.candidates["onnx int8"]
     assert row.status == status
     assert row.reason in ("it cannot", "it crashed")
@@ -112,15 +137,15 @@ def test_a_candidate_that_fails_is_an_outcome_and_the_others_go_on(fault, status
 
 
 @pytest.mark.parametrize("fault", ["build", "arm"])
-def test_without_eager_there_is_no_search(fault):
+def test_without_eager_there_is_no_search(tmp_path, fault):
     with pytest.raises(FulltiltError, match=r"eager fp32 cannot be measured.*it c"):
-        search(MadeUpBench(faults={"eager fp32": fault}))
+        search(MadeUpBench(tmp_path, faults={"eager fp32": fault}))
 
 
-def test_what_is_no_faster_than_eager_is_not_offered(monkeypatch):
+def test_what_is_no_faster_than_eager_is_not_offered(tmp_path, monkeypatch):
     for name in SPEED:
         monkeypatch.setitem(SPEED, name, 1.0)
-    made_up = MadeUpBench()
+    made_up = MadeUpBench(tmp_path)
     monkeypatch.setattr(made_up, "_rate", lambda name, order: 1000 * math.exp(made_up.rng.gauss(0, 0.01)))
     found = search(made_up)
     assert [row.name for row in found.offered] == ["eager fp32"]
@@ -129,27 +154,41 @@ def test_what_is_no_faster_than_eager_is_not_offered(monkeypatch):
     assert all(reason.startswith("not proven faster than eager fp32 (") for reason in reasons)
 
 
-def test_a_small_budget_leaves_candidates_untried_and_still_ends_with_an_answer():
-    made_up = MadeUpBench(build_s=20.0)
-    found = search(made_up, budget_s=100.0)
+def test_a_small_budget_leaves_candidates_untried_and_still_ends_with_an_answer(tmp_path):
+    found = search(MadeUpBench(tmp_path, build_s=20.0), budget_s=100.0)
     assert found.candidates["eager int8"].status == "untried"
-    assert "--budget" in found.candidates["eager int8"].reason
+    assert found.candidates["eager int8"].reason == "the budget was over before it was built"
     assert max(found.offered, key=lambda row: row.samples_per_s).name.startswith("onnx int8")
-    assert made_up.spent_s < 150
 
 
-def test_where_lengths_vary_the_gain_over_padding_is_told():
-    found = search(MadeUpBench(lengths=LENGTHS))
+@pytest.mark.parametrize("budget_s", [60.0, 240.0, 600.0])
+@pytest.mark.parametrize("slowing", [1.0, 1.1, 1.5])
+def test_a_budget_is_kept_whatever_the_steps_take(tmp_path, budget_s, slowing):
+    made_up = MadeUpBench(tmp_path, build_s=15.0, slowing=slowing)
+    found = search(made_up, budget_s=budget_s, goal=Goal(requests_per_s=200.0, limit_s=1.0))
+    assert made_up.spent_s <= max(1.1 * budget_s, budget_s + 20.0)
+    assert all(row.reason for row in found.candidates.values() if row.status == "untried")
+    assert found.offered[0].policy is not None
+
+
+def test_loads_have_their_part_of_the_budget(tmp_path):
+    goal = Goal(requests_per_s=200.0, limit_s=1.0)
+    found = search(MadeUpBench(tmp_path, build_s=15.0, accept_s=20.0), budget_s=150.0, goal=goal)
+    assert max(found.offered, key=lambda row: row.score(goal)).live is not None
+
+
+def test_where_lengths_vary_the_gain_over_padding_is_told(tmp_path):
+    found = search(MadeUpBench(tmp_path, lengths=LENGTHS))
     gain = found.gain_over_naive
     expected = 3.0 * max(LENGTHS) / np.mean(LENGTHS)
-    assert gain.times == pytest.approx(expected, rel=0.1)
+    assert gain.speedup == pytest.approx(expected, rel=0.1)
     assert gain.verdict == "faster"
     assert NAIVE not in found.candidates
 
 
-def test_the_exhaustive_search_measures_every_plan_with_every_batching():
-    made_up = MadeUpBench()
-    found = Search(bench=made_up, catalogue=CATALOGUE, facts=FACTS, own={"threads": None}, goal=Goal(), budget_s=600.0)
+def test_the_exhaustive_search_measures_every_plan_with_every_batching(tmp_path):
+    made_up = MadeUpBench(tmp_path)
+    found = Search(bench=made_up, catalogue=CATALOGUE, own={"threads": None}, goal=Goal(), budget_s=6000.0)
     found.run_exhaustive()
     assert sum(asked.startswith("policies 0") for asked in made_up.asked) == 7
     assert max(found.offered, key=lambda row: row.samples_per_s).name == "onnx int8, 1 thread"
@@ -188,10 +227,10 @@ def open_artefact(folder):
 """
 
 
-def make_artefact(folder: Path, seconds: float, **said) -> live.ArmSpec:
+def make_artefact(folder: Path, seconds: float, **said) -> Path:
     folder.mkdir(parents=True)
     (folder / "fake.json").write_text(json.dumps({"seconds": seconds, **said}))
-    return live.ArmSpec(folder=folder, log_path=folder / "log.txt", environment={})
+    return folder
 
 
 @pytest.fixture
@@ -210,30 +249,33 @@ def fake_artefacts(tmp_path, monkeypatch):
         "module.__getattr__ = load\n"
         "sys.modules['fulltilt.infer.artefact'] = module\n"
     )
+    monkeypatch.setattr(bench, "read_environment", lambda folder: {})
     monkeypatch.setenv("PYTHONPATH", f"{package}:{':'.join(p for p in sys.path if p)}")
     return tmp_path
 
 
+ORDER = {"batch": 2, "length": None}
+
+
 def test_arms_take_turns_and_stand_still_in_between(fake_artefacts):
-    specs = {name: make_artefact(fake_artefacts / name, s) for name, s in (("fast", 0.002), ("slow", 0.004))}
-    with live.open_arms(specs) as arms:
-        for each in arms.values():
-            each.order = {"batch": 2, "length": None}
-        blocks = {name: each.run_block() for name, each in arms.items()}
-        pids = [each._process.pid for each in arms.values()]
+    folders = {name: make_artefact(fake_artefacts / name, s) for name, s in (("fast", 0.002), ("slow", 0.004))}
+    with bench.open_artefacts(folders, fake_artefacts) as arms:
+        ordered = {name: bench.OrderedArm(each, ORDER) for name, each in arms.items()}
+        blocks = {name: each.run_block() for name, each in ordered.items()}
+        pids = [each._watch.pid for each in arms.values()]
         while not all(is_process_stopped(pid) for pid in pids):  # the signal arrives a moment later
             time.sleep(0.01)
-        assert arms["fast"].ready["lengths"] == [2, 4, 8]
-        assert 0 < arms["fast"].memory_gib < 0.3, "no torch in there"
-        assert len(arms["fast"].read_calls_s({"batch": 2, "length": None})) > 1
+        assert arms["fast"].reply["lengths"] == [2, 4, 8]
+        assert 0 < arms["fast"].reply["memory_gib"] < 0.3, "no torch in there"
+        assert len(ordered["fast"].calls_s) > 1
     assert blocks["fast"].n_samples > blocks["slow"].n_samples > 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def run_one_block(spec):
-    with live.LiveArm("one", spec) as one:
-        one.order = {"batch": 2, "length": 4}
-        return one.run_block()
+def measure_one(tmp_path, folder, limit_s=60.0):
+    process_bench = ProcessBench(tmp_path, {}, Journal(tmp_path))
+    process_bench.find_artefact = lambda name: folder
+    return process_bench.measure("one", {"one": "one"}, [{"one": ORDER}], 0.1, limit_s=limit_s)
 
 
 @pytest.mark.parametrize(
@@ -242,10 +284,15 @@ def run_one_block(spec):
     ids=["crash", "fallback"],
 )
 def test_an_arm_that_ends_says_why(fake_artefacts, said, reason):
-    spec = make_artefact(fake_artefacts / "one", 0.0, **said)
-    with pytest.raises(live.ArmFailedError, match=reason) as caught:
-        run_one_block(spec)
-    assert (caught.value.name, caught.value.status) == ("one", "failed")
+    group = measure_one(fake_artefacts, make_artefact(fake_artefacts / "one", 0.0, **said))
+    assert group.failed[:2] == ("one", "failed")
+    assert reason in group.failed[2]
+
+
+def test_an_arm_is_ended_when_the_time_is_over(fake_artefacts):
+    folder = make_artefact(fake_artefacts / "one", 60.0)
+    with pytest.raises(OverError):
+        measure_one(fake_artefacts, folder, limit_s=2.0)
 
 
 INPUTS = (InputSpec(name="ids", dtype="int64", shape=(None,)), InputSpec(name="x", dtype="float32", shape=(3,)))
@@ -271,14 +318,14 @@ def test_a_block_times_whole_passes_and_tells_stalled_calls():
 
     caller = arm.Caller(answer, [[1], [1, 2], [1, 2, 3]], is_mixed=True, clock=lambda: now[0])
     block = caller.take_block()
-    assert block["n_samples"] % 6 == 0
-    assert block["calls_s"] == [], "single calls of several lengths say nothing of jitter"
+    assert block[0].n_samples % 6 == 0
+    assert block[1] == [], "single calls of several lengths say nothing of jitter"
     now[0] = 0.98
     steady = arm.Caller(answer, [[1, 2, 3]], is_mixed=False, clock=lambda: now[0])
     now[0] = 0.95
-    told = steady.take_block()
-    assert told["stalled_s"] == pytest.approx(0.2)
-    assert max(told["calls_s"]) == pytest.approx(0.2)
+    told, calls_s = steady.take_block()
+    assert told.stalled_s == pytest.approx(0.2)
+    assert max(calls_s) == pytest.approx(0.2)
 
 
 def test_what_becomes_of_a_build_is_an_answer_that_is_kept(tmp_path, monkeypatch):
@@ -288,11 +335,8 @@ def test_what_becomes_of_a_build_is_an_answer_that_is_kept(tmp_path, monkeypatch
         raise DeviceMemoryError("no room")
 
     monkeypatch.setattr(bench, "run_measuring", run_out)
-    monkeypatch.setattr(bench, "list_environment", lambda plan: {})
-    plan = (
-        CATALOGUE
-        and Search(bench=MadeUpBench(), catalogue=CATALOGUE, facts=FACTS, own={}, goal=Goal(), budget_s=1.0).baseline
-    )
+    monkeypatch.setattr(bench, "list_environment", lambda plan, catalogue: {})
+    plan = build_baseline(CATALOGUE, {})
     built = ProcessBench(tmp_path, {}, Journal(tmp_path)).build("eager fp32", plan)
     assert (built.status, built.reason) == ("out_of_memory", "no room")
     monkeypatch.setattr(bench, "run_measuring", lambda request, **_: pytest.fail("it is known"))

@@ -1,7 +1,6 @@
 """Lengths, surface, simulated queue, policies, candidates, front: the parts of a search without a process."""
 
 import dataclasses
-import itertools
 import json
 import math
 
@@ -12,12 +11,10 @@ from fulltilt.cli._infer_search import describe_search, print_search
 from fulltilt.cli._shared import build_console
 from fulltilt.hardware import read_machine
 from fulltilt.infer.manifest import Accuracy, Policy
-from fulltilt.infer.search.candidates import build_baseline, list_all, list_structures, list_variants, name_plan
-from fulltilt.infer.search.front import choose, find_front
-from fulltilt.infer.search.journal import FILE, Journal
-from fulltilt.infer.search.lengths import compute_edges, describe_lengths
-from fulltilt.infer.search.policies import Goal, list_policies, rate_policies
-from fulltilt.infer.search.result import Candidate, Gain, Live, SearchResult
+from fulltilt.infer.search.candidates import build_baseline, list_combinations, list_variants, name_plan
+from fulltilt.infer.search.journal import FILE, Journal, OverError
+from fulltilt.infer.search.policies import Goal, choose_policy, list_policies
+from fulltilt.infer.search.result import Candidate, Live, SearchResult, choose, find_front
 from fulltilt.infer.search.simulate import (
     Service,
     compute_quantile_s,
@@ -26,37 +23,17 @@ from fulltilt.infer.search.simulate import (
     estimate_offline_samples_per_s,
     simulate_responses_s,
 )
-from fulltilt.infer.search.surface import Point, Surface, plan_points
+from fulltilt.infer.search.surface import Surface, plan_points
 from fulltilt.levers import Facts, Lever
 from fulltilt.records import Plan, decode, dumps
+from fulltilt.stats import Comparison
 
 LENGTHS = tuple(int(n) for n in np.clip(np.random.default_rng(1).lognormal(3.4, 0.6, 200), 4, 128))
 
 
-def count_padded(values, edges):
-    return sum(min(edge for edge in edges if edge >= value) - value for value in values)
-
-
-@pytest.mark.parametrize("values", [(3, 3, 9, 10, 30, 31, 32, 90), (1,), (5, 5, 5), tuple(range(1, 9))])
-def test_edges_pad_as_little_as_the_best_of_all_choices(values):
-    distinct = sorted(set(values))
-    for n in (1, 2, 3):
-        choices = itertools.combinations(distinct[:-1], min(n, len(distinct)) - 1)
-        least = min(count_padded(values, (*chosen, distinct[-1])) for chosen in choices)
-        assert count_padded(values, compute_edges(values, n)) == least
-
-
-def test_lengths_say_how_much_padding_there_would_be():
-    told = describe_lengths((2, 2, 4, 8))
-    assert told.edges == (2, 4, 8)
-    assert (told.padded_pct, told.padded_to_longest_pct) == (0.0, 50.0)
-    assert sum(n for *_, n in told.histogram) == 4
-    assert not describe_lengths((1, 1)).vary
-
-
 def build_surface(seconds=lambda b, n: 0.001 + 1e-5 * b * n, batches=(1, 4, 16), lengths=(10, 100)):
-    points = tuple(Point(length=n, batch=b) for n in lengths for b in batches)
-    return Surface(points=points, seconds=tuple(seconds(p.batch, p.length) for p in points))
+    points = tuple((n, b) for n in lengths for b in batches)
+    return Surface(points=points, seconds=tuple(seconds(b, n) for n, b in points))
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 10), (4, 100), (2, 55), (10, 30), (32, 100), (16, 150)])
@@ -71,11 +48,12 @@ def test_a_surface_of_one_batch_or_length_grows_with_it():
 
 
 def test_points_are_left_out_where_a_call_would_take_too_long():
-    lengths = describe_lengths(LENGTHS)
-    points = plan_points(lengths, 0.05, is_coarse=False)
-    assert max(p.batch for p in points if p.length == lengths.longest) == 16
-    assert {p.length for p in points} == {*lengths.edges}
-    assert {*plan_points(lengths, 0.001, is_coarse=True)} <= {*plan_points(lengths, 0.001, is_coarse=False)}
+    points = plan_points(LENGTHS, 0.05, is_coarse=False, max_batch=64)
+    assert max(batch for length, batch in points if length == max(LENGTHS)) == 16
+    assert len({length for length, _ in points}) == 3
+    few = plan_points(LENGTHS, 0.001, is_coarse=True, max_batch=64)
+    assert {*few} < {*plan_points(LENGTHS, 0.001, is_coarse=False, max_batch=64)}
+    assert plan_points(LENGTHS, 0.001, is_coarse=True, max_batch=1) == [p for p in few if p[1] == 1]
 
 
 def test_the_simulated_queue_agrees_with_the_formula_for_one_sample_at_a_time():
@@ -89,10 +67,10 @@ def test_the_simulated_queue_agrees_with_the_formula_for_one_sample_at_a_time():
 
 def test_a_request_ends_with_its_last_sample_and_pays_what_is_beside_the_model():
     arrivals = draw_arrivals((5,), 3, n=50)
-    service = Service(estimate_s=lambda b, n: 0.01, request_s=0.002, batch_s=0.001)
+    service = Service(estimate_s=lambda b, n: 0.01, request_s=(0.002,), sample_s=0.001)
     alone = simulate_responses_s(arrivals, 0.01, Policy(max_batch=2), service)
-    assert alone == pytest.approx([2 * 0.011 + 0.002] * 50)
-    assert simulate_responses_s(arrivals, 0.01, Policy(max_batch=4), service) == pytest.approx([0.013] * 50)
+    assert alone == pytest.approx([2 * 0.01 + 3 * 0.001 + 0.002] * 50)
+    assert simulate_responses_s(arrivals, 0.01, Policy(max_batch=4), service) == pytest.approx([0.015] * 50)
 
 
 def test_jitter_of_single_calls_shows_in_the_tail():
@@ -136,38 +114,37 @@ PLAN = Plan(engine="eager", quantization="none", precision="fp32", threads=None)
     ids=["gains", "does not"],
 )
 def test_batches_are_large_only_where_that_gains_something(seconds, largest):
-    lengths, surface = describe_lengths((1,) * 64), build_surface(seconds, batches=(1, 8, 64), lengths=(1,))
+    lengths, surface = (1,) * 64, build_surface(seconds, batches=(1, 8, 64), lengths=(1,))
     service = surface.build_service()
-    rated = rate_policies(list_policies(lengths, PLAN), service, lengths, Goal(), draw_arrivals((1,), 1))
-    assert rated[0].policy == Policy(max_batch=largest)
-    assert rated[0].score == rated[0].samples_per_s
+    best = choose_policy(list_policies(lengths, PLAN), service, lengths, Goal(), draw_arrivals((1,), 1))
+    assert best.policy == Policy(max_batch=largest)
+    assert best.score == best.samples_per_s
 
 
 def test_a_limit_for_a_batch_bounds_the_policy():
-    lengths, surface = describe_lengths((1,) * 64), build_surface(lambda b, n: 0.02 + 0.001 * b, (1, 8, 64), (1,))
+    lengths, surface = (1,) * 64, build_surface(lambda b, n: 0.02 + 0.001 * b, (1, 8, 64), (1,))
     service = surface.build_service()
     goal = Goal(batch_limit_s=0.03)
-    rated = rate_policies(list_policies(lengths, PLAN), service, lengths, goal, draw_arrivals((1,), 1))
-    assert max(each.policy.max_batch for each in rated) == 8
+    best = choose_policy(list_policies(lengths, PLAN), service, lengths, goal, draw_arrivals((1,), 1))
+    assert best.policy.max_batch == 8
 
 
 def test_with_a_target_for_the_response_the_rate_within_it_decides():
-    lengths, surface = describe_lengths((1,) * 64), build_surface(lambda b, n: 0.02 + 0.001 * b, (1, 8, 64), (1,))
+    lengths, surface = (1,) * 64, build_surface(lambda b, n: 0.02 + 0.001 * b, (1, 8, 64), (1,))
     service = surface.build_service()
     goal = Goal(requests_per_s=20, quantile=0.99, limit_s=0.06)
-    best = rate_policies(list_policies(lengths, PLAN), service, lengths, goal, draw_arrivals((1,), 1))[0]
+    best = choose_policy(list_policies(lengths, PLAN), service, lengths, goal, draw_arrivals((1,), 1))
     assert best.response_s <= 0.06
     assert best.score == best.capacity_requests_per_s < best.samples_per_s
     assert best.policy.max_batch > 1
 
 
 def test_policies_bound_padded_elements_only_where_that_binds():
-    lengths = describe_lengths(LENGTHS)
-    for policy in list_policies(lengths, PLAN):
-        assert policy.max_tokens is None or policy.max_batch * lengths.longest > policy.max_tokens
+    for policy in list_policies(LENGTHS, PLAN):
+        assert policy.max_tokens is None or policy.max_batch * max(LENGTHS) > policy.max_tokens
         assert policy.length_multiple == 1
-    graphs = list_policies(lengths, PLAN.replace(cuda_graphs=True))
-    assert {policy.length_multiple for policy in graphs} == {lengths.longest // 8}, "each shape is recorded"
+    graphs = list_policies(LENGTHS, PLAN.replace(cuda_graphs=True))
+    assert {policy.length_multiple for policy in graphs} == {max(LENGTHS) // 8}, "each shape is recorded"
 
 
 def build_lever(name, values, *, obstacle=lambda value, plan, facts: None):
@@ -198,12 +175,12 @@ FACTS = Facts(device_type="cpu")
 
 def test_candidates_are_all_combinations_that_can_apply_the_promising_ones_first():
     baseline = build_baseline(CATALOGUE, {"threads": None})
-    plans, refused = list_structures(CATALOGUE, FACTS, baseline)
+    plans, refused = list_combinations(CATALOGUE, FACTS, baseline)
     assert [name_plan(plan, baseline) for plan in plans] == ["onnx int8", "onnx fp32", "eager int8"]
-    assert refused == {"aot fp32": "no compiler", "aot int8": "no compiler"}
+    assert refused == dict.fromkeys(("aot fp32", "aot int8"), "engine=aot: no compiler")
     variants = list_variants(CATALOGUE, FACTS, plans[0])
     assert [name_plan(plan, baseline) for plan in variants] == ["onnx int8, 1 thread"]
-    assert len(list_all(CATALOGUE, FACTS, baseline)) == 2 * 2 * 2 - 1
+    assert len(list_combinations(CATALOGUE, FACTS, baseline, CATALOGUE)[0]) == 2 * 2 * 2 - 1
 
 
 def test_the_baseline_keeps_the_users_threads():
@@ -245,7 +222,7 @@ def test_who_was_accepted_under_load_is_chosen_before_who_was_not():
 def test_a_journal_answers_once_and_a_recalled_answer_counts_as_long_as_it_took(tmp_path):
     now = [0.0]
 
-    def find():
+    def find(limit_s):
         now[0] += 5.0
         return {"ok": 1}
 
@@ -254,14 +231,38 @@ def test_a_journal_answers_once_and_a_recalled_answer_counts_as_long_as_it_took(
         stream.write("no JSON\n")
     again = Journal(tmp_path, clock=lambda: now[0])
     assert again.spent_s == 0.0, "decisions of the budget are made again as they were"
-    assert again.ask("build a", lambda: pytest.fail("it was answered")) == {"ok": 1}
+    assert again.ask("build a", lambda limit_s: pytest.fail("it was answered")) == {"ok": 1}
     now[0] += 2.0
     assert again.spent_s == 5.0 + 2.0
     assert ":2: unreadable line left out" in again.notes[0]
 
 
+def test_what_there_was_no_time_for_is_asked_again_only_with_more(tmp_path):
+    now = [0.0]
+
+    def find(limit_s):
+        now[0] += 30.0 if limit_s >= 30 else limit_s
+        if limit_s < 30:
+            raise OverError
+        return "done"
+
+    def ask(limit_s, expected_s=0.0):
+        journal = Journal(tmp_path, clock=lambda: now[0])
+        try:
+            return journal.ask("build a", find, limit_s=limit_s, expected_s=expected_s), journal.spent_s
+        except OverError:
+            return None, journal.spent_s
+
+    assert ask(100.0, expected_s=200.0) == (None, 0.0), "it is not begun"
+    assert ask(10.0) == (None, 0.0), "nor with less"
+    (tmp_path / FILE).unlink()
+    assert ask(20.0) == ask(20.0) == (None, 20.0)
+    assert now == [20.0], "the second time from the file"
+    assert ask(50.0) == ask(1.0) == ("done", 30.0)
+
+
 def build_result(tmp_path, n_refused):
-    gain = Gain(times=5.1, ci=(4.8, 5.4), verdict="faster", n_groups=4)
+    gain = Comparison(gain_pct=410.0, ci_pct=(380.0, 440.0), verdict="faster", n_groups=4)
     live = {"verdict": "met", "requests_per_s": 40.0, "quantile": 0.99, "limit_s": 0.1, "n_responses": 500}
     accuracy = Accuracy(
         sqnr_db=30.0, max_abs_error=0.1, n_samples=9, metric="accuracy", metric_fp32=0.978, metric_here=0.977
@@ -285,7 +286,7 @@ def build_result(tmp_path, n_refused):
         workload="w",
         device="cpu",
         goal=Goal(requests_per_s=40.0, limit_s=0.1),
-        lengths=describe_lengths((1, 1)),
+        lengths=(1, 1),
         chosen="onnx int8",
         gain=gain,
         front=("onnx int8",),
@@ -318,5 +319,5 @@ def test_the_first_sentence_says_how_many_were_not_tried(tmp_path):
     result = build_result(tmp_path, 4)
     rows = (*result.candidates, *(Candidate(name=name, plan=Plan()) for name in ("aot fp32", "aot bf16")))
     sentence = describe_search(dataclasses.replace(result, candidates=rows))
-    assert sentence.endswith(f"; 2 of {len(rows)} candidates were not tried.")
-    assert "not tried" not in describe_search(result)
+    assert sentence.endswith(f"; there was no time for 2 of {len(rows)} candidates.")
+    assert "no time" not in describe_search(result)

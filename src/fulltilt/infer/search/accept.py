@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import json
 import shutil
 import signal
 import socket
@@ -11,148 +10,165 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fulltilt.errors import FulltiltError
-from fulltilt.hardware.proctree import run_in_session, set_death_signal
+from fulltilt.hardware.proctree import set_death_signal
+from fulltilt.infer.load.http import HttpLoad, build_bodies, fetch
+from fulltilt.infer.load.outcome import MIN_S, LoadPlan
 from fulltilt.infer.manifest import Policy
+from fulltilt.infer.search.journal import OverError
 from fulltilt.infer.search.policies import Goal
 from fulltilt.infer.search.result import Candidate, Live
 from fulltilt.infer.search.simulate import Arrivals, Service, compute_quantile_s, simulate_responses_s
 
-FULLTILT = (sys.executable, "-m", "fulltilt", "infer")
 READY_LIMIT_S = 120.0
-STOP_LIMIT_S = 10.0
 LOAD_S = 45.0  # at most: the test may not decide
-CALIBRATION_S = 3.0
-ALONE_PER_S = 0.01  # arrivals so rare that no request meets another
+WAIT = 0.5  # for the last answers: of the time in which requests are sent
+CALIBRATION_S = 4.0  # of each of two loads
+SELDOM = 0.2  # of the load, at which few requests meet
+N_FITS = 12
 
 
-def accept(row: Candidate, artefact: Path, goal: Goal, arrivals: Arrivals, folder: Path) -> Live:
-    """Serve a candidate with its policy and load it as the targets say → what the sequential test decided."""
+def accept(row: Candidate, artefact: Path, goal: Goal, arrivals: Arrivals, logs: Path, limit_s: float) -> Live:
+    """Serve a candidate with its policy and load it as the targets say → what the sequential test decided.
+
+    Raises:
+        OverError: it was not decided in ``limit_s``, which is less than a load may take.
+    """
     assert row.policy is not None
     assert goal.requests_per_s is not None
     assert goal.limit_s is not None
-    live = Live(
-        verdict="not proven",
-        requests_per_s=goal.requests_per_s,
-        quantile=goal.quantile,
-        limit_s=goal.limit_s,
-        measured_s=None,
-        predicted_s=None,
-        n_responses=0,
-    )
+    end_s, rate = time.monotonic() + limit_s, goal.requests_per_s
+    told = Live(verdict="not proven", requests_per_s=rate, quantile=goal.quantile, limit_s=goal.limit_s)
     try:
-        with serve_copy(artefact, row.policy, folder / "serve.log") as url:
-            service = calibrate(url, row, goal, arrivals, folder / "load.log")
-            said = run_load(url, goal, goal.requests_per_s, seconds=LOAD_S, log_path=folder / "load.log")
+        with serve_copy(artefact, row.policy, logs / "serve.log", end_s) as url:
+            service = calibrate(url, row, goal, arrivals, rate / 2)
+            left_s = end_s - time.monotonic()
+            if left_s < (1 + WAIT) * MIN_S:
+                raise OverError
+            seconds = min(LOAD_S, left_s / (1 + WAIT))
+            found = load_server(url, goal, rate, seconds=seconds, limit_s=goal.limit_s).build_outcome()
     except FulltiltError as error:
-        return dataclasses.replace(live, why=str(error))
-    measured_ms = said["response_ms"][name_quantile(goal.quantile)]["measured"]
-    responses_s = simulate_responses_s(arrivals, goal.requests_per_s, row.policy, service)
+        return dataclasses.replace(told, why=str(error))
+    if found.ended == "schedule" and found.verdict == "not proven" and seconds < LOAD_S:
+        raise OverError
+    responses_s = simulate_responses_s(arrivals, rate, row.policy, service)
     return dataclasses.replace(
-        live,
-        verdict=said["verdict"],
-        measured_s=None if measured_ms is None else measured_ms / 1000,
+        told,
+        verdict=found.verdict or "not proven",
+        measured_s=found.response_ms[f"p{100 * goal.quantile:g}".replace(".", "")].measured / 1000,
         predicted_s=compute_quantile_s(responses_s, goal.quantile),
-        n_responses=said["n_requests"],
-        why=said["why"],
+        n_responses=found.n_requests,
+        why=found.why,
     )
 
 
-def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, log_path: Path) -> Service:
-    """Measure what a request takes beside the model, one request at a time, and describe the server with it."""
+def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests_per_s: float) -> Service:
+    """Measure in the server what a request takes beside the model, by the same arrivals that are simulated.
+
+    Where few meet, it is what responses are longer than in the simulation. At ``requests_per_s`` it is how long a
+    sample keeps the model from the next batch: reading and writing it takes the same cores and the interpreter's lock.
+    """
     assert row.surface is not None
     assert row.policy is not None
-    service = row.surface.build_service()
-    said = run_load(url, goal, None, seconds=CALIBRATION_S, log_path=log_path)
-    alone_s = compute_quantile_s(simulate_responses_s(arrivals, ALONE_PER_S, row.policy, service), 0.5)
-    return dataclasses.replace(service, request_s=max(0.0, said["response_ms"]["p50"]["measured"] / 1000 - alone_s))
+    policy, service = row.policy, row.surface.build_service()
 
+    def load(rate: float) -> tuple[NDArray[np.float64], Arrivals]:
+        found = load_server(url, goal, rate, seconds=CALIBRATION_S)
+        response_s = np.minimum(found.select().response_s, CALIBRATION_S)
+        return response_s, arrivals.cut(len(response_s))
 
-def name_quantile(quantile: float) -> str:
-    return f"p{100 * quantile:g}".replace(".", "")
+    seldom_s, same = load(SELDOM * requests_per_s)
+    simulated_s = simulate_responses_s(same, SELDOM * requests_per_s, policy, service)
+    beside_s = np.sort(seldom_s)[: len(simulated_s)] - np.sort(simulated_s)
+    service = dataclasses.replace(service, request_s=np.maximum(beside_s, 0.0).tolist())
+    often_s, same = load(requests_per_s)
+    low_s, high_s = 0.0, 2 / (requests_per_s * goal.samples_per_request)
+    for _ in range(N_FITS):
+        middle_s = (low_s + high_s) / 2
+        tried = dataclasses.replace(service, sample_s=middle_s)
+        responses_s = simulate_responses_s(same, requests_per_s, policy, tried)
+        is_less = compute_quantile_s(responses_s, 0.5) < np.median(often_s)
+        low_s, high_s = (middle_s, high_s) if is_less else (low_s, middle_s)
+    return dataclasses.replace(service, sample_s=low_s)
 
 
 @contextlib.contextmanager
-def serve_copy(artefact: Path, policy: Policy, log_path: Path) -> Iterator[str]:
+def serve_copy(artefact: Path, policy: Policy, log_path: Path, end_s: float = float("inf")) -> Iterator[str]:
     """Serve an artefact with a policy, without a cache, in a process of its own → its address.
 
     Raises:
-        FulltiltError: the server does not start; names its log.
+        FulltiltError: the server does not start; names its log. OverError: not before ``end_s``.
     """
     from fulltilt.infer.artefact import read_manifest, write_manifest
 
-    with tempfile.TemporaryDirectory(prefix="fulltilt-") as scratch, socket.socket() as reserved:
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="fulltilt-") as scratch, log_path.open("wb") as log:
         copy = Path(scratch) / "artefact"
         shutil.copytree(artefact, copy)
         write_manifest(copy, dataclasses.replace(read_manifest(copy), policy=policy))
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
-        reserved.close()
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("wb") as log:
-            command = [*FULLTILT, "serve", str(copy), "--port", str(port), "--cache-mib", "0", "--out", scratch]
-            server = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=functools.partial(set_death_signal, signal.SIGTERM),
-            )
+        with socket.create_server(("127.0.0.1", 0)) as reserved:
+            port = str(reserved.getsockname()[1])
+        words = ["serve", copy, "--port", port, "--cache-mib", "0", "--out", scratch]
+        server = subprocess.Popen(
+            [sys.executable, "-m", "fulltilt", "infer", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=functools.partial(set_death_signal, signal.SIGTERM),
+        )
         try:
             url = f"http://127.0.0.1:{port}"
-            _await_ready(url, server, log_path)
+            _await_ready(url, server, log_path, end_s)
             yield url
         finally:
-            server.terminate()
-            try:
-                server.wait(STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            server.kill()  # nobody waits for what it has not answered
+            server.wait()
 
 
-def run_load(
-    url: str, goal: Goal, requests_per_s: float | None, *, seconds: float, log_path: Path, has_limit: bool = True
-) -> dict[str, Any]:
-    """Load a server by ``fulltilt infer load`` → its JSON.
+def load_server(
+    url: str, goal: Goal, requests_per_s: float | None, *, seconds: float, limit_s: float | None = None
+) -> HttpLoad:
+    """Load a server from another process, with the samples of its artefact → the load, which has ended.
 
     Args:
-        requests_per_s: None: one request at a time, each when the one before is answered.
-        has_limit: Whether the responses are held to the goal; the load ends where that is decided.
+        requests_per_s: None: some always wait.
+        limit_s: The load ends where it is decided whether the goal's share of the responses keeps it.
 
     Raises:
-        FulltiltError: it failed; names its log.
+        FulltiltError: no request ended.
     """
-    result = log_path.with_suffix(".json")
-    result.unlink(missing_ok=True)
-    words = ["--samples-per-request", str(goal.samples_per_request), "--seconds", f"{seconds:g}"]
-    if requests_per_s is None:
-        words += ["--scenario", "single"]
-    else:
-        words += ["--requests-per-s", f"{requests_per_s:g}"]
-        if has_limit:
-            words += ["--percentile", f"{100 * goal.quantile:g}", "--limit-ms", f"{1000 * (goal.limit_s or 0.0):g}"]
-    command = [*FULLTILT, "load", url, *words, "--json", str(result), "--quiet"]
-    with log_path.open("wb") as log:
-        code = run_in_session(command, grace_s=STOP_LIMIT_S, stdout=log, stderr=log)
-    if not result.exists():
-        raise FulltiltError(f"the load ended with exit code {code} and no result (log: {log_path})")
-    return json.loads(result.read_text())
+    plan = LoadPlan(
+        url=url,
+        scenario="server" if requests_per_s else "offline",
+        requests_per_s=requests_per_s,
+        seconds=seconds,
+        samples_per_request=goal.samples_per_request,
+        quantile=goal.quantile,
+        limit_s=limit_s,
+        timeout_s=max(2 * (limit_s or 0.0), WAIT * seconds),
+    )
+    bodies = build_bodies(fetch(f"{url}/v1/samples?n=256")["inputs"], goal.samples_per_request)
+    load = HttpLoad(plan, bodies)
+    load.run()
+    return load
 
 
-def _await_ready(url: str, server: "subprocess.Popen[bytes]", log_path: Path) -> None:
-    end_s = time.monotonic() + READY_LIMIT_S
-    while time.monotonic() < end_s and server.poll() is None:
-        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{url}/readyz", timeout=5):
+def _await_ready(url: str, server: "subprocess.Popen[bytes]", log_path: Path, end_s: float) -> None:
+    late_s = time.monotonic() + READY_LIMIT_S
+    while time.monotonic() < min(late_s, end_s) and server.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/readyz", timeout=5):
             return
         time.sleep(0.1)
-    how = f"ended with exit code {server.returncode}" if server.returncode is not None else "is not ready"
+    if server.returncode is None and end_s < late_s:
+        raise OverError
+    how = "is not ready" if server.returncode is None else f"ended with exit code {server.returncode}"
     said = log_path.read_text(errors="replace").strip().splitlines()[-1:]
     raise FulltiltError(f"the server {how}: {''.join(said)} (log: {log_path})")

@@ -1,4 +1,4 @@
-"""Answer batches with an artefact at each order, in the process of one arm; ``live`` is its other side.
+"""Answer batches with an artefact at each order, in the process of one arm; ``bench`` is its other side.
 
 An order is a text: a shape, ``{"batch": 8, "length": 32}`` (null: the longest sample), or a policy for real samples,
 ``{"policy": {…}, "n_samples": 64}``; with ``"in_order": true`` batches are taken in the order of the samples, whatever
@@ -8,7 +8,6 @@ their lengths. torch is loaded only where the artefact needs it.
 import functools
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,16 +18,15 @@ import numpy as np
 
 from fulltilt.errors import FulltiltError
 from fulltilt.hardware import read_rss_bytes
-from fulltilt.hardware.proctree import set_death_signal
 from fulltilt.infer.joining import Sample, join_samples, read_length
 from fulltilt.infer.manifest import InputSpec, Policy
 from fulltilt.infer.search.simulate import Sample as Waiting
 from fulltilt.infer.search.simulate import take_batch
-from fulltilt.records import decode
+from fulltilt.records import decode, encode
+from fulltilt.stats import Block
+from fulltilt.tuner.trials.kinds import END
 from fulltilt.tuner.trials.measuring import Link
-from fulltilt.tuner.trials.trial import serve_request
 
-BODY = "fulltilt.infer.search.arm:run"
 BLOCK_S = 0.1
 N_SETTLING = 2  # calls after a turn of another process that are not timed, where they are short
 SLOW_CALL_S = 0.1
@@ -46,21 +44,25 @@ def run(message: Mapping[str, Any], link: Link) -> None:
     from fulltilt.infer.artefact import open_artefact
 
     begin_s = time.perf_counter()
-    artefact = open_artefact(Path(message["folder"]))
+    artefact = open_artefact(Path(message["given"]["folder"]))
     if artefact.notes:
         raise FulltiltError("; ".join(artefact.notes))
     artefact.answer(artefact.samples[:1])
     cold_start_s = time.perf_counter() - begin_s
     lengths = [read_length(sample, artefact.manifest.inputs) for sample in artefact.samples]
-    link({"ready": True, "cold_start_s": cold_start_s, "lengths": lengths})
-    callers: dict[str, Caller] = {}
-    for text in link.take_orders():
+    link({"blocks": 0, "cold_start_s": cold_start_s, "lengths": lengths})
+    callers, memory_gib = dict[str, Caller](), 0.0
+    for number, text in enumerate(link.take_orders(), start=1):
+        if text == END:
+            break
         if text not in callers:
             order = json.loads(text)
             batches = build_batches(artefact.samples, artefact.manifest.inputs, order)
             multiple = order.get("policy", {}).get("length_multiple", 1)
             callers[text] = Caller(functools.partial(_answer, artefact, multiple), batches, is_mixed="policy" in order)
-        link({"block": callers[text].take_block() | {"memory_gib": read_memory_gib()}})
+        block, calls_s = callers[text].take_block()
+        memory_gib = max(memory_gib, read_memory_gib())
+        link({"blocks": number, "block": encode(block), "calls_s": calls_s, "memory_gib": memory_gib})
 
 
 class Caller:
@@ -81,8 +83,8 @@ class Caller:
             answer(batch)
             self._call_s = clock() - begin_s
 
-    def take_block(self) -> dict[str, Any]:
-        """Time calls for a tenth of a second, at least one; whole passes where batches differ."""
+    def take_block(self) -> tuple[Block, list[float]]:
+        """Time calls for a tenth of a second, at least one; whole passes where batches differ → block, single calls."""
         for _ in range(N_SETTLING if self._call_s < SLOW_CALL_S else 0):
             self._answer(self._batches[0])
         times_s, n_samples, begin_s = list[float](), 0, self._clock()
@@ -94,9 +96,10 @@ class Caller:
                 n_samples += len(batch)
         seconds, quick_s = self._clock() - begin_s, sorted(times_s)[len(times_s) // 10]
         self._call_s = seconds / len(times_s)
-        stalled_s = 0.0 if self._is_mixed else sum(call_s for call_s in times_s if call_s > STALLED * quick_s)
-        told = [] if self._is_mixed else times_s[:N_TIMES]
-        return {"n_samples": n_samples, "seconds": seconds, "stalled_s": stalled_s, "calls_s": told}
+        if self._is_mixed:  # single calls of several lengths say nothing of stalls and jitter
+            return Block(n_samples=n_samples, seconds=seconds), []
+        stalled_s = sum(call_s for call_s in times_s if call_s > STALLED * quick_s)
+        return Block(n_samples=n_samples, seconds=seconds, stalled_s=stalled_s), times_s[:N_TIMES]
 
 
 def _answer(artefact: Any, length_multiple: int, samples: Sequence[Sample]) -> Any:
@@ -116,23 +119,16 @@ def build_batches(
         near = sorted(range(len(samples)), key=lambda i: abs(lengths[i] - length))
         chosen = [samples[near[i % len(near)]] for i in range(order["batch"])]
         return [[resize_sample(sample, inputs, length) for sample in chosen]]
-    policy = decode(Policy, order["policy"])
-    chosen = spread(range(len(samples)), order["n_samples"])
+    policy, n = decode(Policy, order["policy"]), order["n_samples"]
+    chosen = [int(i * max(1.0, len(samples) / n)) % len(samples) for i in range(n)]  # evenly, or all in turn
     if order.get("in_order"):
         size = policy.max_batch
-        return [[samples[i] for i in chosen[at : at + size]] for at in range(0, len(chosen), size)]
+        return [[samples[i] for i in chosen[at : at + size]] for at in range(0, n, size)]
     waiting, batches = [Waiting(lengths[i], i) for i in chosen], []
     while waiting:
         batch, waiting = take_batch(waiting, policy)
         batches.append([samples[each.request] for each in batch])
     return batches
-
-
-def spread(items: Sequence[int], n: int) -> list[int]:
-    """Choose ``n`` items evenly, in their order; repeated where there are fewer."""
-    if n >= len(items):
-        return [items[i % len(items)] for i in range(n)]
-    return [items[int(i * len(items) / n)] for i in range(n)]
 
 
 def resize_sample(sample: Sample, inputs: Sequence[InputSpec], length: int) -> Sample:
@@ -147,16 +143,3 @@ def read_memory_gib() -> float:
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_reserved() / GIB
     return (read_rss_bytes(os.getpid()) or 0) / GIB
-
-
-def main() -> int:
-    """Run the request of a file. Arguments: the file, the descriptor of the socket, a scratch folder."""
-    set_death_signal(signal.SIGKILL)
-    file, link, scratch = sys.argv[1:]
-    if os.getppid() != json.loads(Path(file).read_text())["parent_pid"]:  # it ended before the death signal was set
-        return 1
-    return serve_request(os.open(file, os.O_RDONLY), int(link), scratch=scratch, body=BODY)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

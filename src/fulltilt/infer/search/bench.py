@@ -1,53 +1,48 @@
-"""Build and measure candidates in processes of their own; every answer goes into the journal."""
+"""Build, measure and load candidates in processes of their own; every answer goes into the journal."""
 
+import contextlib
 import dataclasses
-import functools
+import json
+import math
+import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fulltilt.errors import DeviceMemoryError, FulltiltError, StorageError, UsageError
 from fulltilt.hardware import read_pressure
 from fulltilt.infer.manifest import Manifest
-from fulltilt.infer.process import run_measuring
-from fulltilt.infer.search.journal import Journal
-from fulltilt.infer.search.live import ArmFailedError, ArmSpec, LiveArm, open_arms
-from fulltilt.infer.search.result import Status
-from fulltilt.records import Plan, decode, encode
-from fulltilt.stats import Turns, run_group
+from fulltilt.infer.process import PRELOAD, Request, run_measuring
+from fulltilt.infer.search.accept import accept
+from fulltilt.infer.search.journal import Journal, OverError
+from fulltilt.infer.search.policies import Goal
+from fulltilt.infer.search.result import Candidate, Live, Status
+from fulltilt.infer.search.simulate import Arrivals
+from fulltilt.levers import Facts, list_environment, load_inference_catalogue
+from fulltilt.records import Plan, WorkloadSource, decode, encode
+from fulltilt.stats import Block, Turns, run_group
+from fulltilt.tuner.trials.client import Zygote, Zygotes
+from fulltilt.tuner.trials.live import ArmFailedError, LiveArm, open_arms
 
-BUILDING = "fulltilt.infer.building:run"
+BUILDING, ARM = "fulltilt.infer.building:run", "fulltilt.infer.search.arm:run"
 BUILD_LIMIT_S = 600.0
-N_JITTER = 64  # of the single calls of an order that are kept
+OPEN_LIMIT_S = 300.0  # also of a block; what compiles anew takes half a minute
+N_JITTER = 64  # of the single calls of an arm in a stage that are kept
 Order = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Built:
-    """What came of building a candidate; ``manifest`` is None where there is no artefact."""
+    """What came of building a candidate; the last two are None where there is no artefact."""
 
-    status: Status | None
-    reason: str | None
-    manifest: Manifest | None
+    status: Status | None = None
+    reason: str | None = None
     seconds: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ArmFacts:
-    """What was seen of the process of an arm.
-
-    Attributes:
-        lengths: Of the artefact's samples.
-        calls_s: Seconds of single calls of each stage; empty where a stage has batches of several lengths.
-    """
-
-    cold_start_s: float
-    memory_gib: float
-    lengths: tuple[int, ...]
-    calls_s: tuple[tuple[float, ...], ...]
+    manifest: Manifest | None = None
+    facts: Facts | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,88 +51,95 @@ class Group:
 
     Attributes:
         stages: Arm → figures, for each stage.
+        calls_s: Arm → seconds of single calls, for each stage; empty where it has batches of several lengths.
+        lengths: Of the samples.
+        open_s: Until all had opened their artefacts, of ``seconds``.
         cpu_pressure_pct: Of the time, that in which a task on the machine waited for a core.
-        failed: Arm, status and reason, where one ended: then there are no stages.
+        failed: Arm, status and reason, where one ended: then there is nothing else.
     """
 
-    stages: tuple[dict[str, Turns], ...]
-    arms: dict[str, ArmFacts]
+    stages: tuple[dict[str, Turns], ...] = ()
+    calls_s: tuple[dict[str, tuple[float, ...]], ...] = ()
+    cold_start_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    memory_gib: dict[str, float] = dataclasses.field(default_factory=dict)
+    lengths: tuple[int, ...] = ()
+    open_s: float = 0.0
     seconds: float = 0.0
     cpu_pressure_pct: float | None = None
     failed: tuple[str, Status, str] | None = None
 
 
+@dataclasses.dataclass
 class ProcessBench:
-    """Builds and measures on this machine.
+    """Builds and measures on this machine. Where the time is over first, its methods raise OverError.
 
     Args:
         request: What every process that builds is told: configuration, weights, device.
+        tell: Told what is done.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        request: Mapping[str, Any],
-        journal: Journal,
-        *,
-        tell: Callable[[str], None] = lambda _: None,
-    ):
-        self._folder, self._request, self._journal, self.tell = folder, request, journal, tell
-        self._plans: dict[str, Plan] = {}
+    folder: Path
+    request: Mapping[str, Any]
+    journal: Journal
+    tell: Callable[[str], None] = lambda _: None
 
     @property
     def spent_s(self) -> float:
-        return self._journal.spent_s
+        return self.journal.spent_s
 
     def find_artefact(self, name: str) -> Path:
-        return self._folder / "artefacts" / slug(name)
+        return self.folder / "artefacts" / slug(name)
 
-    def build(self, name: str, plan: Plan) -> Built:
+    def build(self, name: str, plan: Plan, **time_s: float) -> Built:
         """Build an artefact; whatever happens in that process is an answer.
 
         Raises:
             StorageError: no space is left.
         """
-        self._plans[name] = plan
+        self.tell(f"building {name}")
         question = f"build {name}: {plan.key}"
-        find = functools.partial(self._build, name, plan)
-        built = decode(Built, self._journal.ask(question, find))
+        find = lambda limit_s: encode(self._build(name, plan, limit_s))  # noqa: E731
+        built = decode(Built, self.journal.ask(question, find, **time_s))
         if built.status is None and not (self.find_artefact(name) / "manifest.json").exists():
-            self._journal.forget(question)
-            built = decode(Built, self._journal.ask(question, find))
+            self.journal.forget(question)  # its files are gone
+            built = decode(Built, self.journal.ask(question, find, **time_s))
         return built
 
-    def _build(self, name: str, plan: Plan) -> Any:
+    def _build(self, name: str, plan: Plan, limit_s: float) -> Built:
         folder, begin_s = self.find_artefact(name), time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)  # of a search that was killed while it built
-        status: Status | None = None
-        reason = manifest = None
+        status: Status = "failed"
         try:
-            request = {**self._request, "plan": plan.to_json(), "folder": str(folder)}
             measured = run_measuring(
-                request,
-                log_path=self._folder / "logs" / f"build-{slug(name)}.log",
+                {**self.request, "plan": plan.to_json(), "folder": str(folder)},
+                log_path=self.folder / "logs" / f"build-{slug(name)}.log",
                 on_progress=lambda done, total: None,
-                environment=list_environment(plan),
+                environment=list_environment(plan, load_inference_catalogue()),
                 body=BUILDING,
-                deadline_s=BUILD_LIMIT_S,
+                deadline_s=min(BUILD_LIMIT_S, limit_s),
             )
-            reason = "; ".join(measured["failures"]) or None
-            status = "refused" if reason else None
-            manifest = decode(Manifest, measured["manifest"])
         except StorageError:
             raise
-        except DeviceMemoryError as error:
-            status, reason = "out_of_memory", str(error)
-        except UsageError as error:  # the model has nothing that the plan could change
-            status, reason = "refused", str(error)
         except FulltiltError as error:
-            status, reason = "failed", str(error)
-        seconds = time.monotonic() - begin_s
-        return encode(Built(status=status, reason=reason, manifest=manifest, seconds=seconds))
+            seconds = time.monotonic() - begin_s
+            if seconds >= limit_s:
+                raise OverError from None
+            if isinstance(error, DeviceMemoryError):
+                status = "out_of_memory"
+            elif isinstance(error, UsageError):  # the model has nothing that the plan could change
+                status = "refused"
+            return Built(status=status, reason=str(error), seconds=seconds)
+        reason = "; ".join(measured.pop("failures")) or None
+        told = {"status": "refused" if reason else None, "reason": reason, "seconds": time.monotonic() - begin_s}
+        return decode(Built, measured | told)
 
     def measure(
-        self, question: str, arms: Mapping[str, str], stages: Sequence[Mapping[str, Order]], seconds: float
+        self,
+        question: str,
+        arms: Mapping[str, str],
+        stages: Sequence[Mapping[str, Order]],
+        seconds: float,
+        **time_s: float,
     ) -> Group:
         """Have arms take turns.
 
@@ -149,50 +151,96 @@ class ProcessBench:
         """
         self.tell(f"measuring {', '.join(arms)}" if len(arms) < 3 else f"measuring {len(arms)} in turns")
         key = f"{question}: {sorted(arms.items())} {[sorted(stage.items()) for stage in stages]}"
-        return decode(Group, self._journal.ask(key, lambda: encode(self._measure(arms, stages, seconds))))
+        find = lambda limit_s: encode(self._measure(arms, stages, seconds, limit_s))  # noqa: E731
+        return decode(Group, self.journal.ask(key, find, **time_s))
 
-    def _measure(self, arms: Mapping[str, str], stages: Sequence[Mapping[str, Order]], seconds: float) -> Group:
-        specs = {
-            arm: ArmSpec(
-                folder=self.find_artefact(name),
-                log_path=self._folder / "logs" / f"arm-{slug(arm)}.log",
-                environment=list_environment(self._plans[name]),
-            )
-            for arm, name in arms.items()
-        }
+    def _measure(
+        self, arms: Mapping[str, str], stages: Sequence[Mapping[str, Order]], seconds: float, limit_s: float
+    ) -> Group:
+        folders = {arm: self.find_artefact(name) for arm, name in arms.items()}
         begin_s, before_us = time.monotonic(), read_pressure().some_total_us
+        turns, calls_s = [], []
         try:
-            with open_arms(specs) as live:
-                turns = []
+            with open_artefacts(folders, self.folder, limit_s=limit_s) as live:
+                open_s = time.monotonic() - begin_s
                 for stage in stages:
-                    for arm, order in stage.items():
-                        live[arm].order = dict(order)
-                    turns.append(run_group({arm: live[arm] for arm in stage}, seconds=seconds))
-                facts = {arm: _describe_arm(one, [stage.get(arm) for stage in stages]) for arm, one in live.items()}
-            seconds, after_us = time.monotonic() - begin_s, read_pressure().some_total_us
-            waited_us = None if after_us is None or before_us is None else after_us - before_us
-            pressure_pct = None if waited_us is None else waited_us / seconds / 1e4
-            return Group(stages=tuple(turns), arms=facts, seconds=seconds, cpu_pressure_pct=pressure_pct)
+                    taking = {arm: OrderedArm(live[arm], order) for arm, order in stage.items()}
+                    turns.append(run_group(taking, seconds=seconds))
+                    calls_s.append({arm: tuple(one.calls_s[:N_JITTER]) for arm, one in taking.items()})
+                replies = {arm: one.reply for arm, one in live.items()}
         except ArmFailedError as error:
-            return Group(stages=(), arms={}, failed=(error.name, error.status, error.reason))
+            if time.monotonic() - begin_s >= limit_s:
+                raise OverError from None
+            known: dict[str, Status] = {"out_of_memory": "out_of_memory", "timeout": "timeout"}
+            return Group(failed=(str(error.name), known.get(error.status, "failed"), error.reason))
+        seconds, after_us = time.monotonic() - begin_s, read_pressure().some_total_us
+        waited_us = None if after_us is None or before_us is None else after_us - before_us
+        return Group(
+            stages=tuple(turns),
+            calls_s=tuple(calls_s),
+            cold_start_s={arm: said["cold_start_s"] for arm, said in replies.items()},
+            memory_gib={arm: said["memory_gib"] for arm, said in replies.items()},
+            lengths=next(tuple(said["lengths"]) for said in replies.values()),
+            open_s=open_s,
+            seconds=seconds,
+            cpu_pressure_pct=None if waited_us is None else waited_us / seconds / 1e4,
+        )
+
+    def accept(self, row: Candidate, goal: Goal, arrivals: Arrivals, **time_s: float) -> Live:
+        """Serve a candidate with its policy, and load it."""
+        self.tell(f"{row.name} under load")
+        folder, logs = self.find_artefact(row.name), self.folder / "logs"
+        find = lambda limit_s: encode(accept(row, folder, goal, arrivals, logs, limit_s))  # noqa: E731
+        return decode(Live, self.journal.ask(f"accept {row.name} {row.policy} {goal}", find, **time_s))
 
 
-def list_environment(plan: Plan) -> dict[str, str]:
-    """List the variables that a plan needs a process to have before it loads torch."""
-    from fulltilt.levers import load_inference_catalogue
+class OrderedArm:
+    """Takes blocks of one order, and keeps the seconds of its single calls."""
 
-    catalogue = load_inference_catalogue()
-    return {n: text for name, value in plan.items() for n, text in catalogue[name].environment(value).items()}
+    def __init__(self, arm: LiveArm, order: Order):
+        self._arm, self._order, self.calls_s = arm, json.dumps(order), list[float]()
+
+    def run_block(self) -> Block:
+        self._arm.order = self._order
+        block = self._arm.run_block()
+        self.calls_s += self._arm.reply["calls_s"]
+        return block
+
+
+@contextlib.contextmanager
+def open_artefacts(
+    folders: Mapping[str, Path], out_dir: Path, *, limit_s: float = math.inf
+) -> Iterator[dict[str, LiveArm]]:
+    """Open each artefact in a process of its own, which stands still until it is told to take a block.
+
+    Args:
+        out_dir: Logs go into its folder ``logs``.
+        limit_s: When they are ended, whatever they do.
+
+    Raises:
+        ArmFailedError: one ended; the others are ended with it.
+    """
+    end_s = time.monotonic() + limit_s
+    source = WorkloadSource(config={}, base_dir="", import_paths=(os.getcwd(),))
+    common = Request(source=source, device="", deadline_s=OPEN_LIMIT_S, patience_s=OPEN_LIMIT_S, given={})
+    requests = {
+        arm: dataclasses.replace(common, id=f"arm-{slug(arm)}", given={"folder": str(folder)})
+        for arm, folder in folders.items()
+    }
+    environments = {requests[arm].id: read_environment(folder) for arm, folder in folders.items()}
+    with (
+        Zygotes(Zygote(out_dir / "logs" / "arms.log", body=ARM, preload=PRELOAD)) as zygotes,
+        open_arms(lambda request: zygotes.find(environments[request.id]), requests, out_dir, end_s) as arms,
+    ):
+        yield arms
+
+
+def read_environment(artefact: Path) -> dict[str, str]:
+    """Read the variables that a process needs before it opens an artefact."""
+    from fulltilt.infer.artefact import read_manifest
+
+    return list_environment(read_manifest(artefact).plan, load_inference_catalogue())
 
 
 def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _describe_arm(arm: LiveArm, orders: Sequence[Order | None]) -> ArmFacts:
-    return ArmFacts(
-        cold_start_s=arm.ready["cold_start_s"],
-        memory_gib=arm.memory_gib,
-        lengths=tuple(arm.ready["lengths"]),
-        calls_s=tuple(tuple(arm.read_calls_s(order)[:N_JITTER]) if order else () for order in orders),
-    )

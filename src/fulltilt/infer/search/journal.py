@@ -1,6 +1,7 @@
 """Keep what was measured, so that a search that was interrupted goes on, and its budget with it."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,18 @@ from typing import Any
 from fulltilt.records.run_folder import append_line, read_lines
 
 FILE = "search.jsonl"
+GROWN, GROWN_S = 1.1, 5.0  # what was cut is tried again where so many times, or seconds, more are left
+
+
+class OverError(Exception):
+    """The time that is left does not suffice."""
 
 
 class Journal:
     """Remembers what each question was answered, in a file of one line an answer.
 
-    A search asks the same questions in the same order every time; answers that are there cost nothing.
+    A search asks the same questions in the same order every time; answers that are there cost nothing. So are questions
+    for whose answer the time did not suffice.
 
     Attributes:
         notes: Lines that could not be read.
@@ -22,12 +29,12 @@ class Journal:
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic):
         self._file, self._clock = folder / FILE, clock
-        self._known: dict[str, tuple[Any, float]] = {}
+        self._known: dict[str, dict[str, Any]] = {}
         self.notes: list[str] = []
         for number, line in enumerate(read_lines(self._file), start=1):
             try:
                 row = json.loads(line)
-                self._known[row["question"]] = row["answer"], float(row["seconds"])
+                self._known[row["question"]] = {name: row[name] for name in ("answer", "seconds", "cut_s")}
             except (ValueError, KeyError, TypeError) as error:
                 self.notes.append(f"{self._file}:{number}: unreadable line left out ({error})")
         self._handed_s, self._told_s = 0.0, clock()
@@ -41,18 +48,32 @@ class Journal:
         """Forget an answer whose files are gone."""
         self._known.pop(question, None)
 
-    def ask(self, question: str, find: Callable[[], Any]) -> Any:
+    def ask(
+        self, question: str, find: Callable[[float], Any], *, limit_s: float = math.inf, expected_s: float = 0.0
+    ) -> Any:
         """Return the recorded answer, or find and record it: a value of JSON.
 
+        Args:
+            find: Takes ``limit_s``, and raises OverError where it has no answer by then.
+            expected_s: What it may take; where less is left it is not begun.
+
         Raises:
-            StorageError: it cannot be written.
+            OverError: the time does not suffice. StorageError: the answer cannot be written.
         """
-        if question not in self._known:
-            answer = json.loads(json.dumps(find()))
-            seconds = round(self._clock() - self._told_s, 3)
-            append_line(self._file, json.dumps({"question": question, "seconds": seconds, "answer": answer}))
-            self._known[question] = answer, seconds
-        answer, seconds = self._known[question]
-        self._handed_s += seconds
+        row = self._known.get(question)
+        if row is None or (row["cut_s"] is not None and limit_s > GROWN * row["cut_s"] + GROWN_S):
+            answer = cut_s = None
+            try:
+                if expected_s > limit_s:
+                    raise OverError
+                answer = json.loads(json.dumps(find(limit_s)))
+            except OverError:
+                cut_s = max(0.0, limit_s)
+            row = {"answer": answer, "seconds": round(self._clock() - self._told_s, 3), "cut_s": cut_s}
+            append_line(self._file, json.dumps({"question": question, **row}))
+            self._known[question] = row
+        self._handed_s += row["seconds"]
         self._told_s = self._clock()
-        return answer
+        if row["cut_s"] is not None:
+            raise OverError
+        return row["answer"]

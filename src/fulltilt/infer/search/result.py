@@ -7,36 +7,26 @@
 - slower: not proven faster than eager. behind: measured, and left out because others were faster.
 - refused: its outputs differ too much, its optimisation did nothing, or a target is missed.
 - failed, out_of_memory, timeout: it could not be built or ended while it was measured.
-- untried: the budget was over.
+- untried: the budget was over; the reason says before what.
 """
 
 import dataclasses
+import math
+from collections.abc import Iterable
 from typing import Literal
 
 from fulltilt.infer.manifest import Accuracy, Policy, Promise
-from fulltilt.infer.search.lengths import Lengths
 from fulltilt.infer.search.policies import Goal
 from fulltilt.infer.search.surface import Surface
 from fulltilt.records import VERSION, Machine, Plan
+from fulltilt.stats import Comparison
 
 Status = Literal[
     "chosen", "offered", "baseline", "slower", "behind", "refused", "failed", "out_of_memory", "timeout", "untried"
 ]
 OFFERED: tuple[Status, ...] = ("chosen", "offered", "baseline")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Gain:
-    """How many times as many samples a second as the base, in turns.
-
-    Attributes:
-        ci: Interval at 98 %; null bounds before the second group of processes.
-    """
-
-    times: float
-    ci: tuple[float | None, float | None]
-    verdict: str
-    n_groups: int
+OVER = "the budget was over before"
+"""Begins every reason of what there was no time for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +42,9 @@ class Live:
     requests_per_s: float
     quantile: float
     limit_s: float
-    measured_s: float | None
-    predicted_s: float | None
-    n_responses: int
+    measured_s: float | None = None
+    predicted_s: float | None = None
+    n_responses: int = 0
     why: str | None = None
 
 
@@ -63,6 +53,7 @@ class Candidate:
     """One plan, with all that is known of it.
 
     Attributes:
+        gain: Over eager, in turns.
         samples_per_s: Offline, on real samples with the best policy: measured in turns where ``gain`` is there,
             else estimated from the surface.
         response_s: Estimated quantile of the response at the load of the targets; ``live`` has the measured one.
@@ -73,13 +64,12 @@ class Candidate:
     plan: Plan
     status: Status = "untried"
     reason: str | None = None
-    folder: str | None = None
     build_s: float | None = None
     cold_start_s: float | None = None
     accuracy: Accuracy | None = None
     policy: Policy | None = None
     samples_per_s: float | None = None
-    gain: Gain | None = None
+    gain: Comparison | None = None
     response_s: float | None = None
     capacity_requests_per_s: float | None = None
     memory_gib: float | None = None
@@ -89,12 +79,31 @@ class Candidate:
     def drop(self, status: Status, reason: str) -> None:
         self.status, self.reason = status, reason
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is still in the search."""
+        return self.status == "untried" and self.reason is None
+
+    def score(self, goal: Goal) -> float:
+        """Return what the search finds the most of: requests/s within the limit, else samples/s."""
+        return (self.capacity_requests_per_s if goal.is_capacity else self.samples_per_s) or 0.0
+
+    def list_merits(self) -> tuple[float, ...]:
+        """List what is better the larger it is; what is unknown is worst."""
+        accuracy = self.accuracy  # None: of eager fp32 alone
+        kept = math.inf if accuracy is None else accuracy.sqnr_db
+        if accuracy is not None and accuracy.changed_labels_pct is not None:
+            kept = -accuracy.changed_labels_pct
+        response_s = self.live.measured_s if self.live else self.response_s
+        return self.samples_per_s or 0.0, kept, -(self.memory_gib or math.inf), -(response_s or 0.0)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
     """The result of a search.
 
     Attributes:
+        lengths: Of real samples, in their order; all 1 where no input varies.
         gain_over_naive: Over eager fp32 with batches in order of arrival, padded to the longest sample there is.
         front: Candidates that no offered one beats in throughput, accuracy, memory and response at once.
         not_applicable: Combinations that cannot be built here → why.
@@ -106,10 +115,10 @@ class SearchResult:
     workload: str
     device: str
     goal: Goal
-    lengths: Lengths
+    lengths: tuple[int, ...]
     chosen: str
-    gain: Gain | None
-    gain_over_naive: Gain | None
+    gain: Comparison | None
+    gain_over_naive: Comparison | None
     artefact: str
     promise: Promise | None
     front: tuple[str, ...]
@@ -128,3 +137,25 @@ class SearchResult:
 
     def find(self, name: str) -> Candidate:
         return next(each for each in self.candidates if each.name == name)
+
+
+def find_front(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Find the offered candidates that no other one equals in all respects and beats in one."""
+    merits = {each.name: each.list_merits() for each in _list_measured(candidates)}
+    beats = lambda a, b: a != b and all(x >= y for x, y in zip(a, b, strict=True))  # noqa: E731
+    return [
+        each
+        for each in _list_measured(candidates)
+        if not any(beats(other, merits[each.name]) for other in merits.values())
+    ]
+
+
+def choose(candidates: Iterable[Candidate], goal: Goal) -> Candidate:
+    """Choose the candidate to serve: the best that was accepted live, else the best that is offered."""
+    offered = _list_measured(candidates)
+    accepted = [each for each in offered if each.live is not None and each.live.verdict == "met"]
+    return max(accepted or offered, key=lambda each: each.score(goal))
+
+
+def _list_measured(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return [each for each in candidates if each.status in OFFERED and each.samples_per_s is not None]

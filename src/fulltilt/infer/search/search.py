@@ -4,30 +4,34 @@
 2. Every combination of engine, quantization and precision that can apply is built.
 3. All are looked at in a few points of the service surface; the better half goes on.
 4. The other levers (threads, attention, …) are tried on the two best.
-5. Those that are left get the whole surface, and for each the simulation ranks the policies.
+5. Those that are left get the whole surface, and for each the simulation chooses the policy.
 6. The best three take turns with eager on real samples, each with its policy, until it is decided who is faster.
 7. Where a response is a target, they are served and loaded, and accepted by a sequential test.
+
+Each part has its share of the budget. What it begins is to end within that, by what the last such step took, and is
+ended otherwise.
 """
 
 import dataclasses
+import itertools
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fulltilt.errors import FulltiltError
 from fulltilt.infer.manifest import Policy
 from fulltilt.infer.search.bench import Group, Order, ProcessBench
-from fulltilt.infer.search.candidates import build_baseline, list_all, list_structures, list_variants, name_plan
-from fulltilt.infer.search.lengths import Lengths, describe_lengths
-from fulltilt.infer.search.policies import Goal, list_policies, rate_policies
-from fulltilt.infer.search.result import OFFERED, Candidate, Gain
+from fulltilt.infer.search.candidates import build_baseline, list_combinations, list_variants, name_plan
+from fulltilt.infer.search.journal import OverError
+from fulltilt.infer.search.policies import Goal, choose_policy, list_policies
+from fulltilt.infer.search.result import OFFERED, OVER, Candidate
 from fulltilt.infer.search.simulate import draw_arrivals
-from fulltilt.infer.search.surface import Point, Surface, plan_points
-from fulltilt.levers import Facts, Lever
+from fulltilt.infer.search.surface import BATCHES, Point, Surface, plan_points
+from fulltilt.levers import Lever
 from fulltilt.records import Plan, encode
-from fulltilt.stats import Evidence, is_look
+from fulltilt.stats import Comparison, Evidence, is_look
 from fulltilt.stats.alternation import LEAST_GROUPS
 
 NOTHING = "eager fp32 cannot be measured, so there is nothing to compare with"
@@ -37,8 +41,12 @@ GROUP_SIZE = 5  # processes that live at the same time, eager among them
 LOOK_S, PROOF_S = 0.2, 0.4  # of timed blocks, for each pair of arms and stage; two rounds at least
 N_FINALISTS = 3
 N_VARIED = 2  # best candidates on which the other levers are tried
-BUILD_SHARE, LOOK_SHARE = 0.5, 0.7  # of the budget, after which no candidate is built, and none looked at
+BUILD, LOOK, VARY = 0.6, 0.7, 0.85  # of the time before the proof: when a part of the search ends
+PROVE, PROVE_ARMS = 0.35, 4  # kept back for a proof: at most so much of the budget, and what so many arms take
+ACCEPT, ACCEPT_S = 0.2, 40.0  # kept back for loads: at most so much of the budget, and seconds of each
+FIRST_BATCHES = (1, 4)  # of eager, before the lengths are known
 PASS_S = 0.25  # of eager: how long a pass over real samples takes
+PASS_STAGES = 4  # a block of passes takes as long as so many of a point
 PASS_SAMPLES = (32, 1024)
 N_EXHAUSTIVE = 4  # groups of each candidate in the exhaustive search
 
@@ -49,13 +57,12 @@ class Search:
 
     bench: ProcessBench
     catalogue: Mapping[str, Lever]
-    facts: Facts
     own: Mapping[str, Any]  # the user's plan of training: its threads are kept
     goal: Goal
     budget_s: float
     n_groups: int = 0
     cpu_pressure_pct: float | None = None  # the most of a group of the proof
-    gain_over_naive: Gain | None = None
+    gain_over_naive: Comparison | None = None
     are_alone: bool = False  # samples that cannot share a batch
 
     def __post_init__(self) -> None:
@@ -63,10 +70,13 @@ class Search:
         self.base = name_plan(self.baseline, self.baseline)
         self.candidates: dict[str, Candidate] = {}
         self.not_applicable: dict[str, str] = {}
+        kept_s = min(N_FINALISTS * ACCEPT_S, ACCEPT * self.budget_s) if self.goal.is_capacity else 0.0
+        self._proof_end_s = self._look_end_s = self.budget_s - kept_s
         self._surface: dict[Point, Evidence[str]] = defaultdict(Evidence)
         self._jitter: dict[str, list[float]] = defaultdict(list)
         self._proof: Evidence[str] = Evidence()
-        self._block_s = 0.0  # that an arm took for a stage, its start included, when it was last looked at
+        self._build_s: dict[str, float] = {}  # engine → of the last candidate
+        self._open_s = self._stage_s = 0.0  # of each arm of the last group
 
     def run(self) -> None:
         """Search by halving.
@@ -75,227 +85,253 @@ class Search:
             FulltiltError: eager fp32 itself cannot be built or measured.
         """
         self.start()
-        plans, self.not_applicable = list_structures(self.catalogue, self.facts, self.baseline)
-        names = self.build(plans)
-        self.look(names, self.plan_points(is_coarse=True), 1)
+        plans, self.not_applicable = list_combinations(self.catalogue, self.facts, self.baseline)
+        names = self.build(plans, end_s=BUILD * self._look_end_s)
+        self.look(names, is_coarse=True, n_groups=1, end_s=LOOK * self._look_end_s)
         kept = self.keep_best(names, max(N_FINALISTS, (len(names) + 1) // 2))
-        varied = [self.base, *names] if len(names) < N_VARIED else [*self.rank(names)[:N_VARIED], self.base]
-        variants = [p for name in varied for p in list_variants(self.catalogue, self.facts, self.candidates[name].plan)]
-        added = self.build(list(dict.fromkeys(variants)))
-        self.look([*kept, *added], self.plan_points(is_coarse=False), 2)
-        finalists = self.keep_best([*kept, *added], N_FINALISTS)
-        self.prove(finalists)
+        varied = [self.candidates[name].plan for name in (*kept[:N_VARIED], self.base)]
+        variants = [variant for plan in varied for variant in list_variants(self.catalogue, self.facts, plan)]
+        added = self.build(variants, end_s=VARY * self._look_end_s)
+        self.look([*kept, *added], is_coarse=False, n_groups=2, end_s=self._look_end_s)
+        self.finish([*kept, *added])
 
     def run_exhaustive(self) -> None:
         """Measure every plan with every policy in turns with eager, without models and without halving."""
         self.start()
-        names = self.build(list_all(self.catalogue, self.facts, self.baseline), share=math.inf)
-        self.look([], self.plan_points(is_coarse=True), 1)
+        plans, self.not_applicable = list_combinations(self.catalogue, self.facts, self.baseline, self.catalogue)
+        names = self.build(plans, end_s=self.budget_s)
+        self.look([], is_coarse=True, n_groups=1, end_s=self.budget_s)
         for name in names:
             self._measure_policies(name)
-        self.prove(self.keep_best(names, N_FINALISTS))
+        self.finish(names)
 
     def start(self) -> None:
-        """Build eager fp32 and read the lengths of its samples."""
-        plan = self.baseline
-        self.candidates[self.base] = row = Candidate(name=self.base, plan=plan)
-        self.build([plan], share=math.inf)
-        if row.status != "untried":
+        """Build eager fp32 and measure its longest sample, however long that takes."""
+        row = self.candidates[self.base] = Candidate(name=self.base, plan=self.baseline)
+        self._build(row, math.inf)
+        if not row.is_alive:
             raise FulltiltError(f"{NOTHING}: {row.reason}")
         row.status = "baseline"
-        group = self.bench.measure("longest", {self.base: self.base}, [{self.base: {"batch": 1, "length": None}}], 0.0)
-        if group.failed:
-            raise FulltiltError(f"{NOTHING}: {group.failed[2]}")
-        self.lengths: Lengths = describe_lengths(group.arms[self.base].lengths)
-        self._one_s = 1 / group.stages[0][self.base].samples_per_s
-        self.arrivals = draw_arrivals(self.lengths.values, self.goal.samples_per_request)
+        stages = [{self.base: {"batch": batch, "length": None}} for batch in FIRST_BATCHES]
+        group = self._measure("longest", [self.base], stages, 0.0, math.inf)
+        self.lengths = group.lengths
+        self.arrivals = draw_arrivals(self.lengths, self.goal.samples_per_request)
+        for batch, turns in zip(FIRST_BATCHES, group.stages, strict=True):
+            self._surface[max(self.lengths), batch].add(turns)
+        self._rate(self.base)
+        proof_s = LEAST_GROUPS * self._expect_s(PROVE_ARMS, PASS_STAGES)
+        self._look_end_s -= min(PROVE * self.budget_s, proof_s)
 
-    def build(self, plans: Sequence[Plan], *, share: float = BUILD_SHARE) -> list[str]:
-        """Build candidates while their share of the budget lasts → those that have an artefact."""
-        built, longest_s = list[str](), 0.0
-        for plan in plans:
-            name = name_plan(plan, self.baseline)
-            row = self.candidates.setdefault(name, Candidate(name=name, plan=plan))
-            if row.build_s is not None:
-                continue
-            if self.bench.spent_s + longest_s > share * self.budget_s:
-                row.drop("untried", "the budget was over before it was built; give a larger --budget")
-                continue
-            done = self.bench.build(name, plan)
-            row.build_s, longest_s = done.seconds, max(longest_s, done.seconds)
-            if done.manifest is not None:
-                row.accuracy = done.manifest.accuracy
-                self.are_alone = done.manifest.joins != "pad"
-            if done.status is not None:
-                row.drop(done.status, done.reason or "it could not be built")
-            else:
-                built.append(name)
-        return built
+    def build(self, plans: Sequence[Plan], *, end_s: float) -> list[str]:
+        """Build candidates as long as there is time → those that have an artefact."""
+        named = {name_plan(plan, self.baseline): plan for plan in plans}
+        new = {name: Candidate(name=name, plan=plan) for name, plan in named.items() if name not in self.candidates}
+        self.candidates |= new
+        for row in new.values():
+            self._build(row, end_s)
+        return [name for name, row in new.items() if row.is_alive]
 
-    def plan_points(self, *, is_coarse: bool) -> tuple[Point, ...]:
-        return plan_points(self.lengths, self._one_s, is_coarse=is_coarse, max_batch=1 if self.are_alone else None)
+    def _build(self, row: Candidate, end_s: float) -> None:
+        engine, known_s = row.plan["engine"], self._build_s
+        expected_s = known_s.get(engine, max(known_s.values(), default=0.0))
+        try:
+            done = self.bench.build(row.name, row.plan, limit_s=end_s - self.bench.spent_s, expected_s=expected_s)
+        except OverError:
+            row.drop("untried", f"{OVER} it was built")
+            return
+        row.build_s = known_s[engine] = done.seconds
+        if done.manifest is not None:
+            row.accuracy, self.are_alone = done.manifest.accuracy, done.manifest.joins != "pad"
+        if done.facts is not None:
+            self.facts = done.facts
+        if done.status is not None:
+            row.drop(done.status, done.reason or "it could not be built")
 
-    def _list_policies(self, plan: Plan) -> list[Policy]:
-        return [Policy()] if self.are_alone else list_policies(self.lengths, plan)
-
-    def look(self, names: Sequence[str], points: Sequence[Point], n_groups: int) -> None:
-        """Measure points of candidates beside eager, and rate their policies."""
-        for number in range(n_groups):
-            for at in range(0, max(1, len(names)), GROUP_SIZE - 1):
-                chunk = [name for name in names[at : at + GROUP_SIZE - 1] if self.candidates[name].status == "untried"]
-                cost_s = self._block_s * (len(chunk) + 1) * len(points)
-                if self.bench.spent_s + cost_s < LOOK_SHARE * self.budget_s or not self._block_s:
-                    self._look_at(chunk, points, number)
-        for name in (self.base, *names):
-            if self.candidates[name].status in ("untried", "baseline"):
+    def look(self, names: Sequence[str], *, is_coarse: bool, n_groups: int, end_s: float) -> None:
+        """Measure points of candidates beside eager, and choose their policies."""
+        one_s = 1 / self._surface[max(self.lengths), 1].estimate_rate(self.base)
+        points = plan_points(self.lengths, one_s, is_coarse=is_coarse, max_batch=1 if self.are_alone else BATCHES[-1])
+        size = GROUP_SIZE - 1
+        chunks = [names[at : at + size] for at in range(0, max(1, len(names)), size)]
+        for number, chunk in itertools.product(range(n_groups), chunks):
+            arms = [self.base, *(name for name in chunk if self.candidates[name].is_alive)]
+            stages = [{arm: {"batch": batch, "length": length} for arm in arms} for length, batch in points]
+            try:
+                group = self._measure(f"look {number} at {len(points)}", arms, stages, LOOK_S, end_s)
+            except OverError:
+                break
+            for point, turns, calls_s in zip(points, group.stages, group.calls_s, strict=True):
+                self._surface[point].add(turns)
+                for arm, seconds in calls_s.items():
+                    mean_s = statistics.fmean(seconds)
+                    self._jitter[arm] += [each_s / mean_s for each_s in seconds]
+        for name in (self.base, *filter(lambda name: self.candidates[name].is_alive, names)):
+            if self._list_points(name):
                 self._rate(name)
-
-    def _look_at(self, names: Sequence[str], points: Sequence[Point], number: int) -> None:
-        arms = {name: name for name in (self.base, *names)}
-        stages = [{arm: {"batch": p.batch, "length": p.length} for arm in arms} for p in points]
-        arms, group = self._measure(f"look {number} at {len(points)}", arms, stages, LOOK_S)
-        self._block_s = group.seconds / (len(arms) * len(points))
-        for i, point in enumerate(points):
-            self._surface[point].add(group.stages[i])
-            for arm in arms:
-                calls_s = group.arms[arm].calls_s[i]
-                middle = statistics.median(calls_s)
-                self._jitter[arm] += [call_s / middle for call_s in calls_s]
+            else:
+                self.candidates[name].drop("untried", f"{OVER} it was measured")
 
     def _measure(
-        self, question: str, arms: dict[str, str], stages: Sequence[Mapping[str, Order]], seconds: float
-    ) -> tuple[dict[str, str], Group]:
-        """Measure a group; an arm that fails is dropped, and the others are measured without it."""
+        self, question: str, arms: list[str], stages: Sequence[Mapping[str, Order]], seconds: float, end_s: float
+    ) -> Group:
+        """Measure a group; an arm that fails is dropped, and the others are measured without it.
+
+        Raises:
+            OverError: there is no time for it.
+        """
+        kept, n_stages = list(arms), len(stages) * (PASS_STAGES if seconds == PROOF_S else 1)
         while True:
-            group = self.bench.measure(question, arms, stages, seconds)
+            sources = {arm: self.base if arm == NAIVE else arm for arm in kept}
+            orders = [{arm: order for arm, order in stage.items() if arm in sources} for stage in stages]
+            limits_s = {"limit_s": end_s - self.bench.spent_s, "expected_s": self._expect_s(len(kept), n_stages)}
+            group = self.bench.measure(question, sources, orders, seconds, **limits_s)
             if group.failed is None:
                 break
             name, status, reason = group.failed
-            if arms[name] == self.base:
+            if sources[name] == self.base:
                 raise FulltiltError(f"{NOTHING}: {reason}")
-            self.candidates[arms[name]].drop(status, reason)
-            arms = {arm: its for arm, its in arms.items() if arm != name}
-            stages = [{arm: order for arm, order in stage.items() if arm in arms} for stage in stages]
+            self.candidates[name].drop(status, reason)
+            kept.remove(name)
         self.n_groups += 1
-        for arm, seen in group.arms.items():
-            row = self.candidates[arms[arm]]
-            row.cold_start_s = seen.cold_start_s
-            row.memory_gib = max(row.memory_gib or 0.0, seen.memory_gib)
-        return arms, group
+        self._open_s = group.open_s / len(kept)
+        self._stage_s = (group.seconds - group.open_s) / len(kept) / n_stages
+        for arm in kept:
+            row = self.candidates[sources[arm]]
+            row.cold_start_s = group.cold_start_s[arm]
+            row.memory_gib = max(row.memory_gib or 0.0, group.memory_gib[arm])
+        return group
+
+    def _expect_s(self, n_arms: int, n_stages: int) -> float:
+        return n_arms * (self._open_s + n_stages * self._stage_s)
 
     def _rate(self, name: str) -> None:
-        """Rate the policies of a candidate by its surface so far."""
-        row = self.candidates[name]
-        row.surface = self._build_surface(name)
-        policies, service = self._list_policies(row.plan), row.surface.build_service()
-        rated = rate_policies(policies, service, self.lengths, self.goal, self.arrivals)[0]
-        row.policy, row.samples_per_s = rated.policy, rated.samples_per_s
-        row.response_s, row.capacity_requests_per_s = rated.response_s, rated.capacity_requests_per_s
+        """Choose the policy of a candidate by its surface so far."""
+        row, points = self.candidates[name], self._list_points(name)
+        seconds = [batch / self._estimate_rate(self._surface[length, batch], name) for length, batch in points]
+        jitter = tuple(sorted(self._jitter[name])) or (1.0,)
+        row.surface = Surface(points=tuple(points), seconds=tuple(seconds), jitter=jitter)
+        service, policies = row.surface.build_service(), self._list_policies(row.plan)
+        found = choose_policy(policies, service, self.lengths, self.goal, self.arrivals)
+        row.policy, row.samples_per_s = found.policy, found.samples_per_s
+        row.response_s, row.capacity_requests_per_s = found.response_s, found.capacity_requests_per_s
 
-    def _build_surface(self, name: str) -> Surface:
-        points = sorted(point for point, evidence in self._surface.items() if evidence.count_groups([name]))
-        return Surface(
-            points=tuple(points),
-            seconds=tuple(point.batch / self._estimate_rate(self._surface[point], name) for point in points),
-            jitter=tuple(sorted(self._jitter[name])) or (1.0,),
-        )
+    def _list_points(self, name: str) -> list[Point]:
+        return sorted(point for point, evidence in self._surface.items() if evidence.count_groups([name]))
+
+    def _list_policies(self, plan: Plan) -> list[Policy]:
+        return [Policy()] if self.are_alone else list_policies(self.lengths, plan)
 
     def _estimate_rate(self, evidence: Evidence[str], name: str) -> float:
         """Estimate a rate as eager's times what the candidate is faster: so a slow minute of the machine cancels."""
         ratios = evidence.list_log_ratios(self.base, name)
         return evidence.estimate_rate(self.base) * math.exp(statistics.median(ratios))
 
-    def rank(self, names: Sequence[str]) -> list[str]:
-        """Sort candidates that are still in the search, the best first."""
-        alive = [name for name in names if self.candidates[name].status == "untried"]
-        return sorted(alive, key=self._score, reverse=True)
-
-    def _score(self, name: str) -> float:
-        row = self.candidates[name]
-        return (row.capacity_requests_per_s if self.goal.is_capacity else row.samples_per_s) or 0.0
-
     def keep_best(self, names: Sequence[str], n: int) -> list[str]:
-        """Keep the ``n`` best; the others are behind."""
-        ranked = self.rank(names)
-        for name in ranked[n:]:
-            share = 100 * (1 - self._score(name) / (self._score(ranked[0]) or 1.0))
-            self.candidates[name].drop("behind", f"{share:.0f} % behind {ranked[0]} where it was looked at")
-        return ranked[:n]
+        """Keep the ``n`` best of those that are still in the search, best first; the others are behind."""
+        alive = [row for row in (self.candidates[name] for name in names) if row.is_alive]
+        ranked = sorted(alive, key=lambda row: -row.score(self.goal))
+        for row in ranked[n:]:
+            share = 100 * (1 - row.score(self.goal) / (ranked[0].score(self.goal) or 1.0))
+            row.drop("behind", f"{share:.0f} % behind {ranked[0].name} where it was looked at")
+        return [row.name for row in ranked[:n]]
 
-    def prove(self, names: Sequence[str]) -> None:
+    def finish(self, names: Sequence[str]) -> None:
+        """Prove the best, refuse what is too large, and accept under load."""
+        self.prove(self.keep_best(names, N_FINALISTS))
+        limit_gib = self.goal.memory_gib or math.inf
+        for row in self.offered:
+            if row.status != "baseline" and (row.memory_gib or 0.0) > limit_gib:
+                row.drop("refused", f"holds {row.memory_gib:.2f} GiB, targets.memory_gib is {limit_gib:g}")
+        if self.goal.is_capacity:
+            self.accept()
+
+    def prove(self, names: list[str]) -> None:
         """Have finalists take turns with eager on real samples until it is decided who is faster."""
-        arms = {name: name for name in (self.base, *names)}
-        n_samples = self._count_pass((self.base, *names))
-        orders: dict[str, Order] = {arm: self._order(self.candidates[arm].policy, n_samples) for arm in arms}
-        if self.lengths.vary and not self.are_alone:
-            arms[NAIVE] = self.base
-            padded = Policy(max_batch=NAIVE_BATCH, length_multiple=self.lengths.longest)
-            orders[NAIVE] = self._order(padded, n_samples, in_order=True)
-        number = 0
-        while names:
-            begin_s = self.bench.spent_s
-            kept, group = self._measure(f"proof {number}", arms, [{arm: orders[arm] for arm in arms}], PROOF_S)
-            arms, number = kept, number + 1
+        fixed = [self.base, *([NAIVE] if min(self.lengths) < max(self.lengths) and not self.are_alone else [])]
+        left_s = self._proof_end_s - self.bench.spent_s
+        while names and LEAST_GROUPS * self._expect_s(len(fixed) + len(names), PASS_STAGES) > left_s:
+            self.candidates[names.pop()].drop("untried", f"{OVER} it was proven")
+        rows = [self.candidates[name] for name in names]
+        n_samples = self._count_pass([self.candidates[self.base], *rows])
+        padded = Policy(max_batch=NAIVE_BATCH, length_multiple=max(self.lengths))
+        orders = {row.name: _order(row.policy, n_samples) for row in (self.candidates[self.base], *rows)}
+        orders |= {NAIVE: {**_order(padded, n_samples), "in_order": True}} if NAIVE in fixed else {}
+        while alive := [row.name for row in rows if row.is_alive]:
+            question = f"proof {(number := self._proof.count_groups(fixed))}"
+            compared = [self._proof.compare(self.base, name).is_decided for name in alive]
+            try:
+                if is_look(number) and all(compared):
+                    break
+                group = self._measure(question, [*fixed, *alive], [orders], PROOF_S, self._proof_end_s)
+            except OverError:
+                break
             self._proof.add(group.stages[0])
             self.cpu_pressure_pct = max(group.cpu_pressure_pct or 0.0, self.cpu_pressure_pct or 0.0)
-            others = [arm for arm in arms if arm not in (self.base, NAIVE)]
-            is_decided = all(self._proof.compare(self.base, arm).is_decided for arm in others)
-            is_over = 2 * self.bench.spent_s - begin_s > self.budget_s
-            if (is_look(number) and is_decided) or (number >= LEAST_GROUPS and is_over):
-                break
-        for name in names:
-            self._judge(name)
-        if number:
+        for row in filter(lambda row: row.is_alive, rows):
+            self._judge(row)
+        if self._proof.count_groups(fixed):
             self.candidates[self.base].samples_per_s = self._proof.estimate_rate(self.base)
-        if NAIVE in arms and number:
-            best = max((arm for arm in arms if arm != NAIVE), key=lambda arm: self._estimate_rate(self._proof, arm))
-            self.gain_over_naive = self._compare(NAIVE, best)
+            best = max((self.base, *alive), key=lambda arm: self._estimate_rate(self._proof, arm))
+            self.gain_over_naive = self._proof.compare(NAIVE, best) if NAIVE in fixed else None
 
-    def _judge(self, name: str) -> None:
-        row = self.candidates[name]
-        if row.status != "untried":
+    def _judge(self, row: Candidate) -> None:
+        known = self._proof.compare(self.base, row.name)
+        if known.n_groups < LEAST_GROUPS:
+            row.drop("untried", f"{OVER} it was proven")
             return
-        row.gain = self._compare(self.base, name)
-        row.samples_per_s = self._estimate_rate(self._proof, name)
-        low, high = row.gain.ci
-        if row.gain.verdict == "faster":
+        row.gain, row.samples_per_s = known, self._estimate_rate(self._proof, row.name)
+        if known.verdict == "faster":
             row.status = "offered"
         else:
-            bounds = "" if low is None or high is None else f" ({low:.2f} to {high:.2f} times)"
-            row.drop("slower", f"not proven faster than eager fp32{bounds}")
+            low, high = (1 + pct / 100 for pct in known.ci_pct)
+            row.drop("slower", f"not proven faster than eager fp32 ({low:.2f} to {high:.2f} times)")
 
-    def _compare(self, base: str, arm: str) -> Gain:
-        known = self._proof.compare(base, arm)
-        low, high = (1 + pct / 100 if math.isfinite(pct) else None for pct in known.ci_pct)
-        return Gain(times=known.speedup, ci=(low, high), verdict=known.verdict, n_groups=known.n_groups)
-
-    def _count_pass(self, names: Iterable[str]) -> int:
+    def _count_pass(self, rows: Sequence[Candidate]) -> int:
         """Count the samples of a pass: a quarter second of eager's, and a whole batch of every policy."""
-        policies = [self.candidates[name].policy or Policy() for name in names]
-        wanted = math.ceil(PASS_S * (self.candidates[self.base].samples_per_s or 1.0))
-        return max(PASS_SAMPLES[0], *(policy.max_batch for policy in policies), min(PASS_SAMPLES[1], wanted))
+        wanted = math.ceil(PASS_S * (rows[0].samples_per_s or 1.0))
+        least, most = PASS_SAMPLES
+        return max(least, min(most, wanted), *(row.policy.max_batch for row in rows if row.policy))
 
-    def _order(self, policy: Policy | None, n_samples: int, *, in_order: bool = False) -> Order:
-        return {"policy": encode(policy), "n_samples": n_samples} | ({"in_order": True} if in_order else {})
+    def accept(self) -> None:
+        """Serve and load the best; who misses the target is not offered, eager apart."""
+        expected_s = 0.0
+        for row in sorted(self.offered, key=lambda row: -row.score(self.goal))[:N_FINALISTS]:
+            begin_s = self.bench.spent_s
+            limits_s = {"limit_s": self.budget_s - begin_s, "expected_s": expected_s}
+            try:
+                row.live = self.bench.accept(row, self.goal, self.arrivals, **limits_s)
+            except OverError:
+                row.reason = f"{OVER} it was accepted under load"
+                continue
+            expected_s = self.bench.spent_s - begin_s
+            if row.live.verdict == "missed" and row.status != "baseline":
+                row.drop("refused", f"missed under load: {row.live.why or 'too many responses were late'}")
 
     def _measure_policies(self, name: str) -> None:
         """Measure all policies of a candidate, eager beside it with its best one, and take the best."""
-        policies = self._list_policies(self.candidates[name].plan)
-        n_samples = max(max(p.max_batch for p in policies), self._count_pass([self.base]))
-        base = self._order(self.candidates[self.base].policy, n_samples)
-        stages = [{self.base: base, name: self._order(policy, n_samples)} for policy in policies]
+        row, base = self.candidates[name], self.candidates[self.base]
+        policies = self._list_policies(row.plan)
+        n_samples = max(policies[-1].max_batch, self._count_pass([base]))
+        own = _order(base.policy, n_samples)
+        stages = [{self.base: own, name: _order(policy, n_samples)} for policy in policies]
         found: list[Evidence[str]] = [Evidence() for _ in policies]
         for number in range(N_EXHAUSTIVE):
-            arms = {self.base: self.base, name: name}
-            _, group = self._measure(f"policies {number}", arms, stages, PROOF_S)
-            if not group.stages or name not in group.stages[0]:
+            try:
+                group = self._measure(f"policies {number}", [self.base, name], stages, PROOF_S, self._proof_end_s)
+            except OverError:
+                row.drop("untried", f"{OVER} it was measured")
+                return
+            if not row.is_alive:
                 return
             for evidence, turns in zip(found, group.stages, strict=True):
                 evidence.add(turns)
         rates = [self._estimate_rate(evidence, name) for evidence in found]
-        row, best = self.candidates[name], max(range(len(rates)), key=rates.__getitem__)
-        row.policy, row.samples_per_s = policies[best], rates[best]
+        row.samples_per_s, row.policy = max(zip(rates, policies, strict=True), key=lambda pair: pair[0])
 
     @property
     def offered(self) -> list[Candidate]:
         return [row for row in self.candidates.values() if row.status in OFFERED]
+
+
+def _order(policy: Policy | None, n_samples: int) -> Order:
+    return {"policy": encode(policy), "n_samples": n_samples}

@@ -9,10 +9,10 @@ import numpy as np
 from fulltilt.infer.manifest import Policy
 from fulltilt.infer.serve.batcher import choose_batch
 
-N_REQUESTS = 1500
+N_REQUESTS = 1000
 N_SAMPLES = 6000  # of all requests: of large ones fewer are simulated
 N_LEAST = 400  # what a p99 needs
-N_CAPACITY_STEPS = 7
+N_CAPACITY_STEPS = 6
 GIVE_UP_S = 30.0  # that the oldest waits: the queue grows, and no percentile means anything
 SEED = 7
 
@@ -24,14 +24,14 @@ class Service:
     Attributes:
         estimate_s: (samples, padded length) → seconds of the model's call.
         jitter: Factors that single calls take, drawn at random.
-        request_s: Seconds that each request takes beside the model, not shared with others.
-        batch_s: Seconds that each batch takes beside the model's call.
+        request_s: Seconds that a request takes beside the model while others go on, of which one is drawn for each.
+        sample_s: Seconds beside the call that each of its samples keeps the model from the next batch.
     """
 
     estimate_s: Callable[[int, int], float]
     jitter: Sequence[float] = (1.0,)
-    request_s: float = 0.0
-    batch_s: float = 0.0
+    request_s: Sequence[float] = (0.0,)
+    sample_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +41,12 @@ class Arrivals:
     The same requests, only faster, make any load: so candidates and loads are compared on the same chance.
     """
 
-    unit_s: tuple[float, ...]
-    lengths: tuple[tuple[int, ...], ...]
+    unit_s: list[float]
+    lengths: list[list[int]]
 
-    def list_due_s(self, requests_per_s: float) -> list[float]:
-        return [unit_s / requests_per_s for unit_s in self.unit_s]
+    def cut(self, n: int) -> "Arrivals":
+        """Keep the first ``n``."""
+        return Arrivals(unit_s=self.unit_s[:n], lengths=self.lengths[:n])
 
 
 @dataclasses.dataclass(slots=True)
@@ -57,14 +58,10 @@ class Sample:
 
 
 def draw_arrivals(values: Sequence[int], samples_per_request: int, *, n: int | None = None) -> Arrivals:
-    """Draw requests whose samples have lengths of real ones."""
-    rng = np.random.default_rng(SEED)
+    """Draw the requests that the load generator sends: real samples in turn, at times of a Poisson process."""
     n = n or max(N_LEAST, min(N_REQUESTS, N_SAMPLES // samples_per_request))
-    chosen = rng.choice(np.asarray(values), (n, samples_per_request))
-    return Arrivals(
-        unit_s=tuple(np.cumsum(rng.exponential(1.0, n)).tolist()),
-        lengths=tuple(tuple(row) for row in chosen.tolist()),
-    )
+    lengths = [[values[(first + i) % len(values)] for i in range(samples_per_request)] for first in range(n)]
+    return Arrivals(unit_s=np.cumsum(np.random.default_rng(0).exponential(1.0, n)).tolist(), lengths=lengths)
 
 
 def simulate_responses_s(
@@ -74,8 +71,9 @@ def simulate_responses_s(
 
     Returns nothing where the oldest waits longer than ``give_up_s``.
     """
-    due_s, rng = arrivals.list_due_s(requests_per_s), np.random.default_rng(SEED)
+    due_s, rng = [unit_s / requests_per_s for unit_s in arrivals.unit_s], np.random.default_rng(SEED)
     factors = iter(rng.choice(np.asarray(service.jitter), sum(map(len, arrivals.lengths))).tolist())
+    beside_s = rng.choice(np.asarray(service.request_s), len(due_s)).tolist()
     left = [len(lengths) for lengths in arrivals.lengths]
     responses_s = [0.0] * len(due_s)
     waiting: list[Sample] = []
@@ -89,11 +87,11 @@ def simulate_responses_s(
         if now_s - due_s[waiting[0].request] > give_up_s:
             return []
         batch, waiting = take_batch(waiting, policy)
-        now_s += service.batch_s + next(factors) * estimate_batch_s(batch, policy, service)
+        now_s += next(factors) * estimate_batch_s(batch, policy, service) + service.sample_s * len(batch)
         for sample in batch:
             left[sample.request] -= 1
             if not left[sample.request]:
-                responses_s[sample.request] = now_s + service.request_s - due_s[sample.request]
+                responses_s[sample.request] = now_s + beside_s[sample.request] - due_s[sample.request]
     return responses_s
 
 
@@ -119,7 +117,7 @@ def estimate_offline_samples_per_s(values: Sequence[int], policy: Policy, servic
     waiting, seconds = [Sample(length, 0) for length in values], 0.0
     while waiting:
         batch, waiting = take_batch(waiting, policy)
-        seconds += service.batch_s + estimate_batch_s(batch, policy, service)
+        seconds += estimate_batch_s(batch, policy, service)
     return len(values) / seconds
 
 
@@ -132,13 +130,10 @@ def estimate_capacity(
         responses_s = simulate_responses_s(arrivals, rate, policy, service, give_up_s=4 * limit_s)
         return compute_quantile_s(responses_s, quantile) <= limit_s
 
-    low, high = math.log(at_most / 100), math.log(at_most)
-    if not is_within(math.exp(low)):
+    low, high = at_most / 100, at_most
+    if not is_within(low):
         return 0.0
     for _ in range(N_CAPACITY_STEPS):
-        middle = (low + high) / 2
-        if is_within(math.exp(middle)):
-            low = middle
-        else:
-            high = middle
-    return math.exp(low)
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if is_within(middle) else (low, middle)
+    return low

@@ -2,22 +2,19 @@
 
 import bisect
 import dataclasses
+import functools
 from collections.abc import Sequence
 
-from fulltilt.infer.search.lengths import Lengths
+import numpy as np
+
 from fulltilt.infer.search.simulate import Service
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
-COARSE_BATCHES = (1, 8, 32)
+BATCHES = (1, 2, 4, 16, 64)  # that are measured; between them it is close to linear
+COARSE_BATCHES = (1, 16)
+SHARES = (0.25, 0.75, 1.0)  # of the samples: the lengths that are measured are the longest of these
 MAX_CALL_S = 1.0  # slower calls are not measured: smaller batches are as fast a sample long before
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Point:
-    """A shape that is measured: samples of a batch, all of one length."""
-
-    length: int
-    batch: int
+Point = tuple[int, int]
+"""A shape that is measured: length and samples of a batch, all of that length."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +22,7 @@ class Surface:
     """Seconds of a call at the measured points; between them linear, beyond them as between the last two.
 
     Attributes:
-        jitter: Single calls over the median of their point, sorted: how service times scatter.
+        jitter: Single calls over the mean of their point, sorted: how service times scatter.
     """
 
     points: tuple[Point, ...]
@@ -33,45 +30,29 @@ class Surface:
     jitter: tuple[float, ...] = (1.0,)
 
     def build_service(self) -> Service:
-        return Service(estimate_s=Estimator(self).estimate_s, jitter=self.jitter)
-
-
-class Estimator:
-    """Estimates seconds from a surface; keeps what it has computed, for a simulation asks a million times."""
-
-    def __init__(self, surface: Surface):
         rows: dict[int, list[tuple[int, float]]] = {}
-        for point, seconds in sorted(zip(surface.points, surface.seconds, strict=True)):
-            rows.setdefault(point.length, []).append((point.batch, seconds))
-        self._rows = rows
-        self._known: dict[tuple[int, int], float] = {}
+        for (length, batch), seconds in sorted(zip(self.points, self.seconds, strict=True)):
+            rows.setdefault(length, []).append((batch, seconds))
 
-    def estimate_s(self, batch: int, length: int) -> float:
-        """Estimate the seconds of a batch, padded to ``length``."""
-        key = (batch, length)
-        if key not in self._known:
-            column = [(at, _interpolate(row, batch)) for at, row in self._rows.items()]
-            self._known[key] = _interpolate(column, length)
-        return self._known[key]
+        @functools.cache  # a simulation asks a million times
+        def estimate_s(batch: int, length: int) -> float:
+            return _interpolate([(at, _interpolate(row, batch)) for at, row in rows.items()], length)
+
+        return Service(estimate_s=estimate_s, jitter=self.jitter)
 
 
-def plan_points(lengths: Lengths, one_s: float, *, is_coarse: bool, max_batch: int | None = None) -> tuple[Point, ...]:
+def plan_points(lengths: Sequence[int], one_s: float, *, is_coarse: bool, max_batch: int) -> list[Point]:
     """Plan the points of a surface.
 
     Args:
+        lengths: Of real samples.
         one_s: Seconds of one sample of the longest length in eager mode.
         is_coarse: A few points, enough to see who has no chance.
     """
-    batches = [b for b in (COARSE_BATCHES if is_coarse else BATCHES) if b <= (max_batch or b)]
-    edges = lengths.edges if lengths.vary else (lengths.longest,)
-    if is_coarse:
-        edges = sorted({edges[len(edges) // 2], edges[-1]})
-    points = []
-    for length in edges:
-        each_s = one_s * length / lengths.longest
-        kept = [b for b in batches if b * each_s <= MAX_CALL_S] or [1]
-        points += [Point(length=length, batch=b) for b in kept]
-    return tuple(points)
+    batches, shares = (COARSE_BATCHES, SHARES[1:]) if is_coarse else (BATCHES, SHARES)
+    chosen = np.unique(np.quantile(lengths, shares, method="higher")).tolist()
+    most = {length: min(max_batch, MAX_CALL_S / one_s * max(lengths) / length) for length in chosen}
+    return [(length, batch) for length in chosen for batch in batches if batch <= max(1, most[length])]
 
 
 def _interpolate(line: Sequence[tuple[int, float]], at: int) -> float:

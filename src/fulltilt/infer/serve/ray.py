@@ -7,10 +7,11 @@ from pathlib import Path
 
 from fulltilt.errors import UsageError
 from fulltilt.infer.serve.service import Settings
-from fulltilt.infer.serve.serving import KEEP_ALIVE_S, MOST_DRAIN_S
-from fulltilt.web.listening import LOOPBACK, Tls, format_url, list_hosts
+from fulltilt.infer.serve.serving import KEEP_ALIVE_S
+from fulltilt.web.listening import LOOPBACK, WILDCARDS, Tls, format_url, list_hosts
 
 NAME, ADDRESS = "fulltilt-infer", "RAY_ADDRESS"
+GRACE_S = 60.0
 WAITING_SHARE = 0.25  # of the places in line: where more wait at a replica, Ray starts another
 
 
@@ -35,10 +36,10 @@ def start(
     host: str,
     port: int,
     token: str | None,
-    names: Sequence[str],
-    tls: Tls | None,
+    names: Sequence[str] = (),
+    tls: Tls | None = None,
     n_replicas: tuple[int, int],
-    n_threads: int | None,
+    n_threads: int | None = None,
 ) -> str:
     """Start replicas in the cluster that RAY_ADDRESS names, or in one of their own → the URL.
 
@@ -49,23 +50,43 @@ def start(
     import ray
     from ray import serve
 
-    place, hosts, (fewest, most) = folder.resolve(), list_hosts(host, names), n_replicas
-
-    def build():
-        """Open the artefact and build the application, in each replica."""
-        from fulltilt.infer.artefact import open_artefact
-        from fulltilt.infer.serve.app import build_app
-        from fulltilt.infer.serve.service import Service
-
-        service = Service([open_artefact(place, n_threads=n_threads)], settings, is_warmed_up=True)
-        return build_app(service, token=token, hosts=hosts)
-
     if ADDRESS in os.environ:
         ray.init(log_to_driver=False)
     else:  # not one that another program has started here
         ray.init("local", include_dashboard=False, log_to_driver=False, _node_ip_address=LOOPBACK[0])
     tls_files = {} if tls is None else {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
     serve.start(http_options={"host": host, "port": port, "keep_alive_timeout_s": KEEP_ALIVE_S, **tls_files})
+    application = build_application(
+        folder, settings, token=token, hosts=list_hosts(host, names), n_replicas=n_replicas, n_threads=n_threads
+    )
+    serve.run(application, name=NAME, route_prefix="/")
+    return format_url(next(iter(names), LOOPBACK[0] if host in WILDCARDS else host), port, tls)
+
+
+def build_application(
+    folder: Path,
+    settings: Settings,
+    *,
+    token: str | None,
+    hosts: set[str],
+    n_replicas: tuple[int, int],
+    n_threads: int | None,
+):
+    """Build the deployment; each replica opens the artefact and builds the application when it starts."""
+    from ray import serve
+
+    place = str(folder.resolve())
+
+    def build():
+        from fulltilt.infer.artefact import open_artefact
+        from fulltilt.infer.serve.app import build_app
+        from fulltilt.infer.serve.service import Service
+
+        service = Service([open_artefact(Path(place), n_threads=n_threads)], settings, is_warmed_up=True)
+        service.crew.wait_until_ready()
+        return build_app(service, token=token, hosts=hosts)
+
+    fewest, most = n_replicas
     deployment = serve.deployment(
         name=NAME,
         max_ongoing_requests=2 * settings.n_waiting,  # beyond its places a replica refuses by itself, and says when
@@ -74,11 +95,10 @@ def start(
             "max_replicas": most,
             "target_ongoing_requests": max(1, int(WAITING_SHARE * settings.n_waiting)),
         },
-        graceful_shutdown_timeout_s=MOST_DRAIN_S,
+        graceful_shutdown_timeout_s=GRACE_S,
         ray_actor_options={"num_cpus": n_threads or 1},
     )(serve.ingress(build)())
-    serve.run(deployment.bind(), name=NAME, route_prefix="/")
-    return format_url(host, port, tls, names)
+    return deployment.bind()
 
 
 def stop() -> None:

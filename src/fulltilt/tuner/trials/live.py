@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fulltilt.hardware import read_memory_bytes, read_memory_room_bytes
 from fulltilt.levers import list_environment
@@ -134,10 +134,15 @@ def name_log(folder: Path, request: TrialRequest) -> Path:
 
 
 class LiveArm:
-    """Controls one process that takes blocks of steps; it is stopped, workers and all, whenever it has no turn."""
+    """Controls one process that takes blocks of steps; it is stopped, workers and all, whenever it has no turn.
 
-    def __init__(self, name: Hashable, request: TrialRequest, zygote: Zygote, log_path: Path):
-        self._name, self._log_path = name, log_path
+    Attributes:
+        order: What it is told for its next block.
+    """
+
+    def __init__(self, name: Hashable, request: TrialRequest, zygote: Zygote, log_path: Path, end_s: float = math.inf):
+        self._name, self._log_path, self._end_s = name, log_path, end_s
+        self.order = TAKE_BLOCK
         self._watch = Watch(request, zygote, log_path)
         self._n_blocks = 0
         self._is_waiting = False  # for an order
@@ -159,9 +164,14 @@ class LiveArm:
         self._n_blocks += 1
         self._is_waiting = False
         self._signal(signal.SIGCONT)
-        self._watch.send(TAKE_BLOCK)
+        self._watch.send(self.order)
         self._await_blocks(self._n_blocks)
         return decode(Block, self._watch.reply["block"])
+
+    @property
+    def reply(self) -> Mapping[str, Any]:
+        """What it has answered, the latest of each kind."""
+        return self._watch.reply
 
     def tell_end(self) -> None:
         """Have the process go on, and end where it waits for an order; ``close`` waits for that."""
@@ -188,7 +198,10 @@ class LiveArm:
             if watch.pid is None:
                 watch.fork()
             while watch.reply.get("blocks") != n_blocks and watch.is_alive:
-                watch.wait()
+                if time.monotonic() > self._end_s:
+                    watch.kill()
+                else:
+                    watch.wait()
             is_over = not watch.is_alive
         except ZygoteDiedError as error:
             is_over = True
@@ -208,9 +221,15 @@ class LiveArm:
 
 @contextlib.contextmanager
 def open_arms(
-    find_zygote: Callable[[TrialRequest], Zygote], requests: Mapping[Name, TrialRequest], folder: Path
+    find_zygote: Callable[[TrialRequest], Zygote],
+    requests: Mapping[Name, TrialRequest],
+    folder: Path,
+    end_s: float = math.inf,
 ) -> Iterator[dict[Name, LiveArm]]:
     """Start an arm for each request, one by one in random order: two that warm up at once take ten times as long.
+
+    Args:
+        end_s: When all are ended, whatever they do, by ``time.monotonic``.
 
     Raises:
         ArmFailedError: one ended, or the process that they start from died; the others are ended with it.
@@ -220,7 +239,7 @@ def open_arms(
         for name, request in random.sample([*requests.items()], len(requests)):
             zygote = find_zygote(request)
             zygote.start()
-            arm = LiveArm(name, dataclasses.replace(request, kind="turns"), zygote, name_log(folder, request))
+            arm = LiveArm(name, dataclasses.replace(request, kind="turns"), zygote, name_log(folder, request), end_s)
             stack.callback(arm.close)
             arm.start()
             arms[name] = arm
