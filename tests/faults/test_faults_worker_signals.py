@@ -115,7 +115,7 @@ def build(dataset, *, collate=None, **options):
 def test_sigterm_is_held_back_from_a_workers_first_moment_on(context, dataset, persistent):
     """One that is spawned loads torch for seconds before it can say what it wants to do with a signal."""
     loader = build(dataset(), multiprocessing_context=context, persistent_workers=persistent)
-    for _ in range(2):
+    for _ in range(1 + persistent):  # they are used again
         batches, found = iter(loader), []
         workers = batches._workers
         for number in range(4):

@@ -188,7 +188,6 @@ def test_a_wait_policy_is_in_force_where_the_command_has_a_process_of_its_own_an
     assert said == [False, True, False]
 
 
-@pytest.mark.slow
 def test_data_that_are_not_there_are_told_before_the_folder_of_another_search(searched, call):
     config = ROOT / "configs" / "checking_gpu_optimization.yaml"
     said = call("tune", config, "--data-path", "none.h5", "--device", "cpu", "--out", searched[0] / "run", expect=2).err

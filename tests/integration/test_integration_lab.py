@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -53,8 +54,18 @@ def run(*words: object, folder: Path, code: int = 0) -> subprocess.CompletedProc
     return done
 
 
+def call(*words: object, folder: Path, code: int = 0) -> str:
+    """The same command line in this process, which has loaded what it needs already."""
+    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        ended = run_command(["lab", *map(str, words), "--lab", str(folder)])
+    text = said.buffer.getvalue().decode()
+    assert ended == code, text
+    return text
+
+
 def list_experiments(folder: Path) -> dict[str, dict]:
-    document = json.loads(run("list", "--json", "-", folder=folder).stdout)
+    document = json.loads(call("list", "--json", "-", folder=folder))
     assert document["version"] == 1
     return {entry["id"]: entry for entry in document["experiments"]}
 
@@ -147,26 +158,28 @@ def test_the_document_has_the_contracts_keys(grid):
 
 
 @pytest.mark.slow
-def test_the_same_command_again_starts_nothing_and_more_points_only_themselves(grid, tmp_path):
-    before = read_events(grid)
-    config = CONFIGS / "parallel_grid.yaml"
-    again = run("submit", "--local", config, "epochs=2", "--json", tmp_path / "again.json", folder=grid)
+def test_the_same_command_again_starts_nothing_and_more_points_only_themselves(tmp_path):
+    folder = tmp_path / "lab"
+    words = ["submit", "--local", CONFIGS / "parallel_grid.yaml", "epochs=1", "batch_size=128"]
+    run(*words, "lr=[0.01]", folder=folder)
+    before = read_events(folder)
+    again = run(*words, "lr=[0.01]", "--json", tmp_path / "again.json", folder=folder)
     assert "there was nothing to start" in again.stdout
-    assert len(json.loads((tmp_path / "again.json").read_text())["experiments"]) == 6
-    more = run("submit", "--local", config, "epochs=2", "lr=[0.01, 0.02]", "batch_size=128", folder=grid)
+    assert len(json.loads((tmp_path / "again.json").read_text())["experiments"]) == 1
+    more = run(*words, "lr=[0.01, 0.02]", folder=folder)
     assert "1 of 2 points are new" in more.stdout
-    arrows = [event.arrow for event in read_events(grid)[len(before) :]]
+    arrows = [event.arrow for event in read_events(folder)[len(before) :]]
     assert arrows == ["submit", "lease", "start", "finish", "commit"]
 
 
 def test_the_log_is_that_of_the_training_and_ids_that_are_none_or_over_are_refused(grid):
-    said = run("logs", "e3", folder=grid).stdout
+    said = call("logs", "e3", folder=grid)
     assert said.startswith("== e3, attempt 1 on cpu:")
     assert "optim.lr=0.001 data.batch_size=64" in said.splitlines()[0]
     assert "epoch 2/2" in said
     n = len(list_experiments(grid))
-    assert f"there is no experiment 'e77'; there are {n}" in run("logs", "e77", folder=grid, code=2).stderr
-    assert "e2 is succeeded already; there is nothing to cancel" in run("cancel", "2", folder=grid, code=2).stderr
+    assert f"there is no experiment 'e77'; there are {n}" in call("logs", "e77", folder=grid, code=2)
+    assert "e2 is succeeded already; there is nothing to cancel" in call("cancel", "2", folder=grid, code=2)
 
 
 @pytest.mark.slow
@@ -222,7 +235,7 @@ def test_cancel_reaches_the_process_and_after_ctrl_c_the_same_command_goes_on(tm
     assert len(both) == 1
     with contextlib.closing(open_store(folder)) as store:
         pids = {found.id: found.pid for found in store.read_experiments()}  # of the runners
-    assert run("cancel", "e1", folder=folder).stdout == "e1 (lr=0.001) is cancelled\n"
+    assert call("cancel", "e1", folder=folder) == "e1 (lr=0.001) is cancelled\n"
     assert not Path(f"/proc/{pids['e1']}").exists()
     assert Path(f"/proc/{pids['e2']}").exists()
     first.send_signal(signal.SIGINT)

@@ -154,19 +154,14 @@ def run_stopped(folder):
 
 
 def run_all(folder):
-    """In a rank: every case, then the first part of a run that others go on with."""
+    """In a rank: every case, the first part of a run that one process ends, and the middle of one that it began."""
     assert is_rank()
     torch.set_num_threads(1)
     folder = Path(folder)
     found = {name: run_case(name, folder) for name in CASES}
-    found["first part"] = run_part(folder / "parts", shard="none", max_steps=5)
+    found["begun by two"] = run_part(folder / "begun by two", shard="none", max_steps=5)
+    found["divided"] = run_part(folder / "begun by one", shard="full", resume=True, max_steps=11)
     found["normed"] = run_normed(folder / "normed")
     found["random"] = run_random(folder / "whole"), run_random(folder / "cut", 3, 7)
     found["stopped"] = run_stopped(folder / "stopped")
     return found
-
-
-def run_third_part(folder):
-    assert is_rank()
-    torch.set_num_threads(1)
-    return run_part(Path(folder) / "parts", shard="full", resume=True, max_steps=11)

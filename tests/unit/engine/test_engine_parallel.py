@@ -19,10 +19,6 @@ from fulltilt.engine.ranks.group import run_ranks
 from fulltilt.engine.ranks.parallel import replicate
 
 
-def run_two(function, folder):
-    return run_ranks(function, {"folder": str(folder)}, devices=("cpu", "cpu"), announcer=Announcer(()))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("two")
@@ -30,8 +26,10 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(folder):
-    """Everything that two ranks find, from one start of them."""
-    return run_two(parallel_cases.run_all, folder)
+    """Everything that two ranks find, from one start of them; of one run they find what one process has begun."""
+    begun = run_part(folder / "begun by one", shard="none", max_steps=9)
+    options = {"devices": ("cpu", "cpu"), "announcer": Announcer(())}
+    return run_ranks(parallel_cases.run_all, {"folder": str(folder)}, **options) | {"begun by one": begun}
 
 
 def flatten(value):
@@ -65,13 +63,13 @@ def test_what_the_split_means_is_said(two):
 def test_a_checkpoint_passes_between_two_ranks_one_and_two_with_divided_weights(two, folder, tmp_path):
     """left in the middle of epochs, windows and logging intervals; at the end it is the run that was never left"""
     _, whole = run_part(tmp_path, shard="none")
-    parts = [two["first part"], run_part(folder / "parts", shard="none", resume=True, max_steps=9)]
-    parts.append(run_two(parallel_cases.run_third_part, folder))
-    parts.append(run_part(folder / "parts", shard="none", resume=True))
-    assert [step for step, _ in parts] == [5, 9, 11, 16]
-    joined = [interval for _, intervals in parts for interval in intervals]
-    assert [step for step, _ in joined] == [step for step, _ in whole]
-    assert flatten(joined) == pytest.approx(flatten(whole), rel=1e-4)
+    ends = {("begun by two",): [5, 16], ("begun by one", "divided"): [9, 11, 16]}
+    for names, steps in ends.items():
+        parts = [*(two[name] for name in names), run_part(folder / names[0], shard="none", resume=True)]
+        assert [step for step, _ in parts] == steps
+        joined = [interval for _, intervals in parts for interval in intervals]
+        assert [step for step, _ in joined] == [step for step, _ in whole]
+        assert flatten(joined) == pytest.approx(flatten(whole), rel=1e-4)
 
 
 def test_with_batch_norm_what_is_evaluated_over_ranks_is_what_is_saved(two, folder):
