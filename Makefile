@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
-# A process a core, each with one thread: tests are many and small.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+# A process a core, each with one thread: tests are many and small. They start hundreds of processes, which find the
+# package compiled, also where the environment keeps Python from storing that.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 .PHONY: help demo test test-slow test-peers bench-check check format bench bench-gpu test-gpu chaos docs clean
 
 help: ## this list

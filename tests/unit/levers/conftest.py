@@ -10,4 +10,5 @@ def _keep_what_is_the_process_own():
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.benchmark = benchmark
-    torch.use_deterministic_algorithms(False)
+    if torch.are_deterministic_algorithms_enabled():  # to turn it off loads Inductor
+        torch.use_deterministic_algorithms(False)

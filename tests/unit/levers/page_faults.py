@@ -1,5 +1,6 @@
 """Trains in processes of its own and counts the pages that steps take anew: how memory is taken is the process' own."""
 
+import contextlib
 import functools
 import json
 import os
@@ -8,8 +9,8 @@ import sys
 
 FEW = 30  # pages of a block of 80 MB that lies a little beside where the last one lay; in pages of 2 MiB it has 38
 PROGRAM = """
-import json, resource, sys
-import torch
+import json, os, resource, sys
+import torch, torch._dynamo  # which loads with the first optimizer
 from torch.utils.data import TensorDataset
 from fulltilt import Workload
 from fulltilt.engine.build.builder import build_run
@@ -17,13 +18,12 @@ from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.levers import default_plan, load_catalogue
 from fulltilt.measure import NullTimer
 
-N = int(sys.argv[3])
 faults = []  # a step each
 
 class Large(torch.nn.Linear):
     def forward(self, x):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(N)  # of 80 MB: 19,531 pages of 4 KiB, fewer where the system joins them
+        torch.ones(n)  # of 80 MB: 19,531 pages of 4 KiB, fewer where the system joins them
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         return super().forward(x)
 
@@ -40,8 +40,8 @@ def train(plan):
     faults.clear()
     with build_run(None, default_plan({"batch_size": 8, "threads": 1} | plan), device="cpu", workload=workload) as run:
         step = TrainStep(run)
-        if int(sys.argv[2]):
-            limit(int(sys.argv[2]))
+        if room_bytes:
+            limit(room_bytes)
         for epoch in range(2):
             batches = run.start_epoch(epoch)
             while (outcome := step(batches, NullTimer())) is not None:
@@ -50,23 +50,41 @@ def train(plan):
         observed = load_catalogue()["retain_freed_memory"].observe(run.setup)
         return {"losses": losses, "faults": min(faults[3:]), "observed": observed, "notes": run.setup.notes}
 
-print(json.dumps([train({"retain_freed_memory": value}) for value in json.loads(sys.argv[1])]))
+for line in sys.stdin:
+    values, room_bytes, n = json.loads(line)
+    if os.fork() == 0:
+        print(json.dumps([train({"retain_freed_memory": value}) for value in values]), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
+"""Each line is answered by a child of its own, whose memory is as it is once torch is loaded."""
 
 
-@functools.cache
-def train(*values: bool, room_bytes: int = 0, n: int = 20_000_000, **environment: str) -> list[dict]:
-    """What runs saw that followed each other in one process, one a value of the lever.
+@contextlib.contextmanager
+def start(**environment: str):
+    """Yield what trains in processes with more environment."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
 
-    Faults are the least of the second epoch's three steps. A small block that outlives its step may lie where the large
-    one was, which then is put elsewhere, on new pages: in up to three of six steps, in 211 processes. Blocks that are
-    given back are on new pages in every step.
+        @functools.cache
+        def train(*values: bool, room_bytes: int = 0, n: int = 20_000_000) -> list[dict]:
+            """What runs saw that followed each other in one process, one a value of the lever.
 
-    Args:
-        room_bytes: That the process may map beside what it has as the steps begin; 0: as much as there is.
-        n: Elements of 4 bytes that each step takes and frees.
-    """
-    command = [sys.executable, "-c", PROGRAM, json.dumps(values), str(room_bytes), str(n)]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+            Faults are the least of the second epoch's three steps. A small block that outlives its step may lie where
+            the large one was, which then is put elsewhere, on new pages: in up to three of six steps, in 211 processes.
+            Blocks that are given back are on new pages in every step.
+
+            Args:
+                room_bytes: That the process may map beside what it has as the steps begin; 0: as much as there is.
+                n: Elements of 4 bytes that each step takes and frees.
+            """
+            process.stdin.write(json.dumps((values, room_bytes, n)) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield train

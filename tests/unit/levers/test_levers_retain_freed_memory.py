@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.unit.levers.page_faults import FEW, train
+from tests.unit.levers.page_faults import FEW, start
 
 from fulltilt.levers import Facts, Setup, find_obstacles, load_catalogue
 from fulltilt.levers.retain_freed_memory import find_obstacle
@@ -10,21 +10,27 @@ from fulltilt.levers.retain_freed_memory import find_obstacle
 pytestmark = pytest.mark.skipif(find_obstacle() is not None, reason=f"no glibc that can keep memory: {find_obstacle()}")
 
 
+@pytest.fixture(scope="module")
+def train():
+    with start() as train:
+        yield train
+
+
 @pytest.mark.slow
-def test_more_than_2_gib_is_kept_too():
+def test_more_than_2_gib_is_kept_too(train):
     """A threshold of 2 GiB, the largest that mallopt takes, gave them all back."""
     (kept,) = train(True, n=600_000_000)
     assert kept["faults"] < FEW
 
 
 @pytest.mark.slow
-def test_the_same_is_learned():
+def test_the_same_is_learned(train):
     (kept,), (usual,) = train(True), train(False)
     assert kept["losses"] == usual["losses"]
     assert len(set(kept["losses"])) == 6
 
 
-def test_a_run_without_it_says_that_one_before_it_kept_memory():
+def test_a_run_without_it_says_that_one_before_it_kept_memory(train):
     """What lies free between blocks in use is still taken first; the end of the heap is given back."""
     kept, usual = train(True, False)
     assert kept["observed"]
@@ -42,7 +48,7 @@ def test_a_run_without_it_says_that_one_before_it_kept_memory():
         pytest.param(False, 500 * 2**20, id="off, room for the probe", marks=pytest.mark.slow),
     ],
 )
-def test_asking_under_a_memory_limit_changes_nothing(retain, room_bytes):
+def test_asking_under_a_memory_limit_changes_nothing(train, retain, room_bytes):
     """A block that glibc cannot have would move the thread to an arena without the lever: pages would be anew."""
     free, (limited,) = train(True, False)[0 if retain else 1], train(retain, room_bytes=room_bytes)
     assert limited["observed"] is retain
@@ -62,7 +68,8 @@ def test_on_a_gpu_the_processs_own_memory_is_left_alone(monkeypatch, value):
 
 
 def test_an_environment_that_keeps_memory_already_is_said_and_overruled():
-    (usual,) = train(False, MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="2000000000")
+    with start(MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="2000000000") as train:
+        (usual,) = train(False)
     assert not usual["observed"]
     assert "its environment (MALLOC_" in usual["notes"][0]
 
