@@ -71,7 +71,7 @@ def terminate(number: int, frame: object) -> None:
     raise Terminated
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("out_dir")
     parser.add_argument("--resume", action="store_true")
@@ -84,10 +84,10 @@ def main() -> int:
     parser.add_argument("--async-checkpoint", action="store_true")
     parser.add_argument("--n-ranks", type=int)
     parser.add_argument("--max-restarts", type=int, default=0)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, terminate)
-    multiprocessing.set_start_method(args.start_method)
+    if args.start_method:
+        multiprocessing.set_start_method(args.start_method)
     run = {"epochs": 4, "device": "cpu", "log_every_n_steps": 2, "checkpoint_every": "5 steps"}
     run |= {name: getattr(args, name) for name in ("async_checkpoint", "n_ranks", "max_restarts")}
     data = {"batch_size": 4, "num_workers": args.num_workers, "persistent_workers": args.persistent_workers}
@@ -114,4 +114,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, terminate)
     sys.exit(main())
