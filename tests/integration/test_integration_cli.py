@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,12 +16,13 @@ import torch
 
 from fulltilt.cli import run_command
 from fulltilt.config import load_config, plan_of
+from fulltilt.errors import RunFolderError
+from fulltilt.records.run_folder import RunFolder
 from fulltilt.tuner import read_schema
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "configs" / "digits.yaml"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # two tests at once must not fight for cores
-BENCHMARK_GPU = [str(ROOT / "scripts" / "analysis" / "benchmark_gpu.py")]
 LEVERS = "benchmark.levers={fused_optimizer: [false, true]}"
 SHORT_PROOF = """
 import runpy, sys
@@ -53,6 +55,21 @@ def call(tmp_path, monkeypatch, capsys):
         code = run_command([*map(str, words)])
         said = capsys.readouterr()
         assert code == expect, said.out + said.err
+        return said
+
+    return run
+
+
+@pytest.fixture
+def run_script(monkeypatch, capsys):
+    """A script of the guides in this process; returns its output."""
+
+    def run(name, *words):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+        said = capsys.readouterr()
+        assert ended.value.code == 0, said.out + said.err
         return said
 
     return run
@@ -100,11 +117,12 @@ def test_the_pick_is_in_the_yaml_and_the_comments_too(searched):
     assert all(line in written for line in comments)
 
 
-def test_the_guides_door_is_the_same_search(searched):
+def test_the_guides_door_is_the_same_search(searched, run_script, monkeypatch):
     """The same search again, under the guide's name and flags, finds its rows and runs nothing."""
     folder, _, document = searched
+    monkeypatch.chdir(folder)
     words = ["--config", DIGITS, "--exhaustive", *SMALL_SEARCH, "--json", "-", "--out", "run"]
-    again = json.loads(run_fulltilt(*words, cwd=folder, program=["-c", SHORT_PROOF, *BENCHMARK_GPU]).stdout)
+    again = json.loads(run_script("analysis/benchmark_gpu.py", *words).out)
     assert again["trials"] == document["trials"]
     assert again["search"]["n_resumed"] >= len(document["trials"])
 
@@ -114,9 +132,9 @@ def test_another_search_in_the_same_folder_is_refused_with_the_remedy(searched, 
     assert "--out" in call(*words, expect=2).err
 
 
-def test_training_resumes_and_ends_where_one_run_ends(tmp_path, call):
+def test_training_resumes_and_ends_where_one_run_ends(tmp_path, call, run_script):
     words = ["--epochs", "2", "--device", "cpu", "--out", "whole"]
-    run_fulltilt("--config", DIGITS, *words, "--json", "w.json", cwd=tmp_path, program=[str(ROOT / "scripts/train.py")])
+    run_script("train.py", "--config", DIGITS, *words, "--json", "w.json")
     once = json.loads((tmp_path / "w.json").read_text())
     assert "--resume" in call("train", DIGITS, *words, expect=2).err
     assert json.loads(call("train", DIGITS, *words, "--resume", "--json", "-").out)["metrics"] == once["metrics"]
@@ -147,17 +165,17 @@ def test_what_is_wrong_in_a_configuration_is_named_with_its_place(tmp_path, call
 
 
 @pytest.mark.slow
-def test_data_make_writes_what_tune_reads(tmp_path, call):
+def test_data_make_writes_what_tune_reads(call, run_script):
     call("data", "make", "events.h5", "--n-samples", "64", "--n-sensors", "24")
     config = ROOT / "configs" / "checking_gpu_optimization.yaml"
     words = ["--config", config, "--data-path", "events.h5", "--batch-sizes", "8", "--num-workers", "0", "--steps", "2"]
     words += ["benchmark.test_mixed_precision=false", "--device", "cpu"]
-    done = run_fulltilt(*words, "--json", "-", cwd=tmp_path, program=BENCHMARK_GPU)
-    document = json.loads(done.stdout)
+    done = run_script("analysis/benchmark_gpu.py", *words, "--json", "-")
+    document = json.loads(done.out)
     assert document["picks"]["recommended"]["plan"]["batch_size"] == 8
     ran = [row["plan"] for row in document["trials"] if row["status"] != "skipped"]
     assert [(plan["batch_size"], plan["num_workers"]) for plan in ran] == [(8, 0)], "what was named"
-    assert "fulltilt tune with the same flags would try" in done.stderr.splitlines()[-1]
+    assert "fulltilt tune with the same flags would try" in done.err.splitlines()[-1]
     assert "--force" in call("data", "make", "events.h5", expect=2).err
 
 
@@ -188,7 +206,13 @@ def test_a_wait_policy_is_in_force_where_the_command_has_a_process_of_its_own_an
     assert said == [False, True, False]
 
 
-def test_data_that_are_not_there_are_told_before_the_folder_of_another_search(searched, call):
+@pytest.mark.slow
+def test_data_that_are_not_there_are_told_before_the_folder_of_another_search(tmp_path, call):
+    claim = {"command": "tune", "results": ["trials.jsonl"]}
+    with RunFolder(tmp_path / "run", fingerprint_parts={"workload": "another"}, **claim):
+        (tmp_path / "run" / "trials.jsonl").touch()
+    with pytest.raises(RunFolderError, match="workload"):
+        RunFolder(tmp_path / "run", fingerprint_parts={"workload": "this one"}, **claim)
     config = ROOT / "configs" / "checking_gpu_optimization.yaml"
-    said = call("tune", config, "--data-path", "none.h5", "--device", "cpu", "--out", searched[0] / "run", expect=2).err
+    said = call("tune", config, "--data-path", "none.h5", "--device", "cpu", "--out", "run", expect=2).err
     assert "none.h5 does not exist" in said
