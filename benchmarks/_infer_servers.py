@@ -37,6 +37,8 @@ class NoOp(LitAPI):
 
 
 def serve_ours(port: int, model: str) -> None:
+    from pathlib import Path
+
     import numpy as np
 
     from fulltilt.infer.manifest import InputSpec, Manifest, Policy
@@ -51,7 +53,7 @@ def serve_ours(port: int, model: str) -> None:
             max_length=64, policy=Policy(max_batch=16), built_with={}, n_parameters=0, files={}, config={},
         )  # fmt: skip
         samples = tuple((np.full(16, n, np.float32),) for n in range(8))
-        notes = ()
+        notes, folder = (), Path()
 
         def answer(self, samples):
             if model != "noop":

@@ -63,7 +63,8 @@ def test_a_configuration_is_served_as_it_is_and_ends_at_a_signal(tmp_path):
         assert call(f"{url}/v1/predict", json.dumps(samples).encode())[1]["cached"] == [True] * 3
         status, refused = call(f"{url}/v1/predict", b'{"inputs": [[1, 2]]}')
         assert (status, "expected x: float32 of shape [8]" in refused) == (422, True), refused
-        assert call(f"{url}/v1/manifest")[1]["plan"]["engine"] == "eager"
+        manifest = call(f"{url}/v1/manifest")[1]
+        assert (manifest["plan"]["engine"], manifest["joins"], manifest["policy"]["max_batch"]) == ("eager", "pad", 8)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     text = said.read_text()

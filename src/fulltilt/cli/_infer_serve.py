@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -70,12 +71,15 @@ def run(args: argparse.Namespace) -> int:
 
     if args.engine == "ray":
         return _run_on_ray(args, folder, settings, token, console, tell_start)
-    from fulltilt.infer.serve.serving import open_service, serve
+    from fulltilt.infer.artefact import open_artefact
+    from fulltilt.infer.serve.service import Service
+    from fulltilt.infer.serve.serving import serve
 
     def say(note: str) -> None:
         aside.print(f"note: {note}")
 
-    with open_service(folder, settings, n_replicas=args.replicas, n_threads=args.threads, say=say) as service:
+    artefacts = [open_artefact(folder, n_threads=args.threads) for _ in range(args.replicas)]
+    with contextlib.closing(Service(artefacts, settings, say=say, is_warmed_up=True)) as service:
         serve(
             service,
             host=args.host,
@@ -136,7 +140,7 @@ def _find_artefact(args: argparse.Namespace, source: str, aside: Console) -> tup
     aside.print(f"{source} is served in eager as it is; fulltilt infer search finds what is faster", soft_wrap=True)
     from fulltilt.infer.serve.eager import prepare_eager
 
-    return prepare_eager(config, out_dir, words, weights=args.weights, n_threads=args.threads), out_dir
+    return prepare_eager(config, out_dir, words, weights=args.weights), out_dir
 
 
 def _read_settings(args: argparse.Namespace, out_dir: Path) -> Settings:

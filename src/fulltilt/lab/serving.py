@@ -33,7 +33,7 @@ from fulltilt.lab.server_log import keep_log, tell
 from fulltilt.lab.store import DATABASE, open_store
 from fulltilt.records.run_folder import write_atomic, write_secret
 from fulltilt.web.gate import read_or_make_token
-from fulltilt.web.listening import WILDCARDS, Tls, build_settings, format_url, list_hosts, listen
+from fulltilt.web.listening import Tls, build_settings, format_url, list_hosts, listen
 
 ADDRESS, PORT = "server.json", "port"  # the former in the lab's folder, while it is served
 DEPOT = "depot"
@@ -102,8 +102,7 @@ def serve(
     with contextlib.ExitStack() as stack, keep_log(lab.folder):
         listener = stack.enter_context(listen(host, port) if port else _listen_again(host, lab.folder))
         nvml = stack.enter_context(contextlib.closing(RealNvml()))
-        reached = next(iter(names), "127.0.0.1" if host in WILDCARDS else host)
-        url, authority = format_url(reached, listener.getsockname()[1], tls), tls and str(tls.certificate.resolve())
+        url, authority = format_url(host, listener.getsockname()[1], tls, names), tls and str(tls.certificate.resolve())
         address = Address(url=url, token=read_or_make_token(lab.folder), authority=authority)
         same = {"root": str((lab.folder / LOCAL).resolve()), "depot": lab.depot.uri, "command": tuple(command)}
         coordinator = Coordinator(lab, executors, functools.partial(Order, url=url, authority=authority, **same))

@@ -24,9 +24,14 @@ def draw_histogram(bins: Sequence[Bin], *, limit: float | None = None) -> Iterat
 
 def build_latency_page(title: str, curves: Mapping[str, Sequence[float]]) -> str:
     """Build a page of percentiles: name of what was timed → its milliseconds in ascending order."""
-    lines = {name: [_build_points(name, ordered)] for name, ordered in curves.items()}
-    chart = build_curve_chart(lines, x_title="share of the requests, %", y_title="ms", is_log=True)
+    chart = build_latency_chart(curves)
     return build_page(title, [f"<h1>{escape(title)}</h1>", build_figure("Latency by percentile", chart)])
+
+
+def build_latency_chart(curves: Mapping[str, Sequence[float]]) -> str:
+    """Draw the percentiles of each name's milliseconds, which are in ascending order."""
+    lines = {name: [_build_points(name, ordered)] for name, ordered in curves.items() if ordered}
+    return build_curve_chart(lines, x_title="share of the requests, %", y_title="ms", is_log=True)
 
 
 def _build_points(name: str, ordered: Sequence[float]) -> list[Point]:

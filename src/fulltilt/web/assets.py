@@ -1,8 +1,9 @@
-"""Answer with the files of pages: style sheets and libraries that all pages share, and those of one room."""
+"""What pages of several rooms share: their frame, style sheets and libraries."""
 
 import re
 from pathlib import Path
 
+import jinja2
 from fastapi import HTTPException
 from fastapi.responses import FileResponse
 
@@ -11,7 +12,14 @@ import fulltilt.report
 ASSET = re.compile(r"[a-z0-9.-]+\.(css|js|txt)")
 TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
 HERE = Path(__file__).parent / "static"
+TEMPLATES = Path(__file__).parent / "templates"
 CHARTS = Path(fulltilt.report.__file__).parent / "page.css"
+
+
+def build_environment(folder: Path) -> jinja2.Environment:
+    """Build what reads the templates of a room, and ``frame.html``, which they extend."""
+    loader = jinja2.FileSystemLoader([folder, TEMPLATES])
+    return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
 def answer_asset(name: str, *, own: Path | None = None) -> FileResponse:

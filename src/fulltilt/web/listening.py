@@ -46,7 +46,9 @@ def list_hosts(host: str, names: Sequence[str] = ()) -> set[str]:
     return {*LOOPBACK, platform.node(), *names, *(own if host in WILDCARDS else {host})}
 
 
-def format_url(host: str, port: int, tls: Tls | None = None) -> str:
+def format_url(host: str, port: int, tls: Tls | None = None, names: Sequence[str] = ()) -> str:
+    """Return the URL of a server at ``host``, by the first of the ``names`` that it has besides."""
+    host = next(iter(names), LOOPBACK[0] if host in WILDCARDS else host)
     return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 

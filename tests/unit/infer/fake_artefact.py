@@ -1,6 +1,7 @@
 """An artefact that adds up its input, notes its batches, and fails where a test asks for it."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class FakeArtefact:
     """
 
     def __init__(self, manifest=None, *, most_samples=100, notes=()):
+        self.folder = Path("nowhere")
         self.manifest, self.notes, self._most = manifest or build_manifest(), notes, most_samples
         self.samples = tuple((np.arange(1, n + 1, dtype=np.float32),) for n in (3, 1, 8))
         self.calls = []

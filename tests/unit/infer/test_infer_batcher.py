@@ -1,9 +1,8 @@
-"""Which samples share a batch, who is late, what a failure takes with it: decisions, without a model."""
+"""Which samples share a batch, and what a failure takes with it: decisions, without a model."""
 
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,16 +10,12 @@ from tests.unit.infer.fake_artefact import FAILS, IS_NAN, SPOILS, FakeArtefact, 
 
 from fulltilt.errors import DeviceMemoryError
 from fulltilt.infer.manifest import Policy
-from fulltilt.infer.serve.batcher import LOOK_AHEAD, Entry, FullError, Line, choose_batch
-from fulltilt.infer.serve.crew import AnswerError, Crew, LateError, answer_each, is_memory_error
+from fulltilt.infer.serve.answering import AnswerError, answer_each, is_memory_error
+from fulltilt.infer.serve.batcher import LOOK_AHEAD, choose_batch
 
 
 def choose(lengths, **policy):
     return choose_batch([SimpleNamespace(length=length) for length in lengths], Policy(**policy))
-
-
-def build_entry(*values, deadline_s=math.inf):
-    return Entry(build_sample(*values), len(values), None, deadline_s=deadline_s)
 
 
 def test_the_oldest_is_joined_by_those_nearest_in_length():
@@ -63,37 +58,9 @@ def test_a_long_line_does_not_make_the_decision_slow():
     assert max(choose([9] * LOOK_AHEAD + [1] * 50_000, max_batch=LOOK_AHEAD + 9)) == LOOK_AHEAD - 1
 
 
-def test_a_line_gives_batches_in_order_of_arrival_and_tells_who_is_late():
-    line = Line(Policy(max_batch=2), capacity=9)
-    entries = [build_entry(1), build_entry(2, deadline_s=4.9), build_entry(3), build_entry(4, deadline_s=5.1)]
-    line.add(entries)
-    batch, late = line.take(5.0)
-    assert ([entry.sample[0][0] for entry in batch], late) == ([1, 3], [entries[1]])
-    assert {entry.began_s for entry in batch} == {5.0}
-    assert line.take(5.2) == ([], [entries[3]])
-    assert line.take(5.2) == ([], [])
-
-
-def test_a_full_line_takes_all_samples_of_a_request_or_none():
-    line = Line(Policy(), capacity=3)
-    line.add([build_entry(1), build_entry(2)])
-    with pytest.raises(FullError):
-        line.add([build_entry(3), build_entry(4)])
-    assert len(line) == 2
-    line.add([build_entry(3)])
-
-
-def test_who_gives_up_leaves_the_line_once():
-    line, entry = Line(Policy(), capacity=3), build_entry(1)
-    line.add([entry])
-    assert line.drop(entry)
-    assert not line.drop(entry), "the model has it, or had it"
-    assert line.take(0.0) == ([], [])
-
-
 def test_a_poisoned_sample_fails_alone_and_the_others_of_its_batch_are_answered():
     model = FakeArtefact()
-    results = answer_each([build_sample(n) for n in (1, 2, FAILS, 4, 5, 6, 7)], model.answer)
+    results = answer_each([build_sample(n) for n in (1, 2, FAILS, 4, 5, 6, 7)], model.answer, pytest.fail)
     assert isinstance(results[2], AnswerError)
     assert "ValueError: index 13 is out of bounds" in str(results[2])
     assert [float(outputs[0][0]) for n, outputs in enumerate(results) if n != 2] == [1, 2, 4, 5, 6, 7]
@@ -102,15 +69,15 @@ def test_a_poisoned_sample_fails_alone_and_the_others_of_its_batch_are_answered(
 
 def test_outputs_that_are_no_numbers_fail_their_sample_and_not_those_that_they_spoilt():
     model = FakeArtefact()
-    results = answer_each([build_sample(1), build_sample(IS_NAN), build_sample(2)], model.answer)
+    results = answer_each([build_sample(1), build_sample(IS_NAN), build_sample(2)], model.answer, pytest.fail)
     assert [isinstance(result, AnswerError) for result in results] == [False, True, False]
     assert str(results[1]) == "1 of 1 outputs of the model are NaN or infinite"
-    results = answer_each([build_sample(1), build_sample(SPOILS)], model.answer)
+    results = answer_each([build_sample(1), build_sample(SPOILS)], model.answer, pytest.fail)
     assert [isinstance(result, AnswerError) for result in results] == [False, True], "alone it is a number"
 
 
 def test_a_model_that_answers_too_few_is_no_answer_to_anybody():
-    results = answer_each([build_sample(1), build_sample(2)], lambda samples: [])
+    results = answer_each([build_sample(1), build_sample(2)], lambda samples: [], pytest.fail)
     assert ["the model returned 0 outputs for 1 samples" in str(result) for result in results] == [True, True]
 
 
@@ -130,43 +97,3 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_what_is_about_memory_is_known_by_class_and_words(error, is_memory):
     assert is_memory_error(error) is is_memory
-
-
-class Settled(list):
-    """What a crew tells of results, and whether it has told of ``n``."""
-
-    def __call__(self, entries, results, model_s):
-        self.extend(zip(entries, results, strict=True))
-
-
-def run_crew(model, entries, *, policy, clock=lambda: 0.0):
-    settled, told = Settled(), []
-    line = Line(policy, capacity=99)
-    crew = Crew(line, [model.answer], settled, on_back_off=told.append, clock=clock)
-    crew.submit(entries)
-    crew.close()
-    return settled, told, line
-
-
-def test_a_batch_beyond_memory_is_halved_and_later_ones_stay_small():
-    model = FakeArtefact(most_samples=3)
-    settled, told, line = run_crew(model, [build_entry(n) for n in range(20, 36)], policy=Policy(max_batch=8))
-    assert sorted(float(result[0][0]) for _, result in settled) == list(range(20, 36)), "everybody is answered"
-    sizes = [len(call) for call in model.calls]
-    assert sizes == [8, 4, 2, 2, 4, 2, 2, 2, 2, 2, 2]
-    assert told == [4, 2]
-    assert line.policy.max_batch == 2
-
-
-def test_one_sample_beyond_memory_fails_alone():
-    settled, told, line = run_crew(FakeArtefact(most_samples=0), [build_entry(1)], policy=Policy(max_batch=1))
-    assert isinstance(settled[0][1], AnswerError)
-    assert (told, line.policy.max_batch) == ([], 1)
-
-
-def test_who_is_late_never_reaches_the_model():
-    model = FakeArtefact()
-    settled, *_ = run_crew(model, [build_entry(1, deadline_s=6.0), build_entry(2)], policy=Policy(), clock=lambda: 7.0)
-    assert [type(result) for _, result in settled] == [LateError, tuple]
-    assert model.calls == [[2.0]]
-    assert np.isfinite(settled[1][1][0]).all()

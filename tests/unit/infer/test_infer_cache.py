@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from tests.unit.infer.fake_artefact import build_sample
 
-from fulltilt.infer.serve.cache import Cache
+from fulltilt.infer.serve.cache import Cache, decode_arrays, encode_arrays
 from fulltilt.infer.serve.disk import FILE, Disk
-from fulltilt.infer.serve.encoding import decode_arrays, encode_arrays
 
 OUTPUTS = (np.array([1.5, -2.0], np.float32), np.array([[3]], np.int64))
 
@@ -36,16 +35,15 @@ def test_bytes_that_changed_and_pickles_are_refused():
     data = bytearray(encode_arrays(OUTPUTS))
     data[-1] ^= 1
     for bad in (bytes(data), bytes(data[:9]), b"", pickle.dumps(OUTPUTS)):
-        with pytest.raises(ValueError, match="check sum"):
-            decode_arrays(bad)
+        assert decode_arrays(bad) is None
 
 
-def test_a_key_depends_on_artefact_parameters_values_types_and_shapes():
+def test_a_key_depends_on_artefact_values_types_and_shapes():
     sample = build_sample(1, 2)
     others = [build_sample(1, 3), (sample[0].reshape(2, 1),), (sample[0].view(np.int32),), (sample[0], sample[0])]
     keys = {build_cache().build_key(each) for each in (sample, *others)}
-    keys |= {build_cache(artefact="b").build_key(sample), build_cache(parameters="eager").build_key(sample)}
-    assert len(keys) == 7
+    keys |= {build_cache(artefact="b").build_key(sample)}
+    assert len(keys) == 6
     assert build_cache().build_key(build_sample(1, 2)) in keys
 
 
@@ -109,13 +107,13 @@ def damage_text(path):
     path.write_text("this was never a database, and it is longer than a header " * 100)
 
 
-def damage_layout(path):
+def damage_columns(path):
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
+        connection.execute("ALTER TABLE answers RENAME COLUMN data TO content")
     connection.close()
 
 
-@pytest.mark.parametrize("damage", [damage_cut, damage_text, damage_layout])
+@pytest.mark.parametrize("damage", [damage_cut, damage_text, damage_columns])
 def test_a_damaged_file_is_set_aside_with_a_note_and_a_new_one_begins(tmp_path, damage):
     said = []
     cache = build_cache(tmp_path)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import math
 
 import httpx2 as httpx
 import numpy as np
@@ -13,7 +14,7 @@ from fulltilt.cli import run_command
 from fulltilt.infer.artefact import Artefact
 from fulltilt.infer.manifest import InputSpec, Policy
 from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
-from fulltilt.infer.serve.service import Service, Settings
+from fulltilt.infer.serve.service import GONE, Service, Settings
 
 TWO = (InputSpec(name="ids", dtype="int64", shape=(None,)), InputSpec(name="mask", dtype="bool", shape=(None,)))
 IMAGE = (InputSpec(name="x", dtype="float32", shape=(2, 2)),)
@@ -85,9 +86,9 @@ def test_an_artefact_that_joins_nothing_gets_one_sample_a_batch():
     [
         ("{", 400, "is not JSON"),
         ("[" * 100_000, 400, "is not JSON"),
-        ('{"inputs": [[NaN]]}', 400, "NaN is no number of JSON"),
+        ('{"inputs": [[NaN]]}', 422, "x holds a number that float32 does not"),
         ("[[1]]", 400, 'is not {"inputs": [sample, …]}'),
-        ('{"inputs": 1}', 400, "send an object with a list of samples"),
+        ('{"inputs": 1}', 400, "send an object with a list"),
         ([], 422, "holds no sample"),
         ([[1], 2], 422, "inputs[1]: x has shape []; expected x: float32 of shape [length ≤ 8]"),
         ([[[1, 2]]], 422, "x has shape [1, 2]"),
@@ -132,12 +133,19 @@ def test_fixed_shapes_are_held_to():
 
 def test_bodies_and_requests_beyond_the_limits_are_refused():
     async def converse(client):
-        sent = [[1]] * 4, b" " * (MOST_BODY_BYTES + 1), [[1]] * 3
-        return [await post(client, body) for body in sent]
+        large = b" " * (MOST_BODY_BYTES + 1)
 
-    too_many, too_large, good = Server(n_waiting=3).run(converse)
-    assert [answer.status_code for answer in (too_many, too_large, good)] == [413, 413, 200]
-    assert "4 samples are more than may wait (3); send fewer in a request" in too_many.text
+        async def send_pieces():  # without saying how many there are
+            yield large
+
+        sent = [[1]] * 4, large, [[1]] * 3
+        return *[await post(client, body) for body in sent], await client.post("/v1/predict", content=send_pieces())
+
+    too_many, too_large, good, endless = Server(n_waiting=3).run(converse)
+    assert [answer.status_code for answer in (too_many, too_large, good, endless)] == [413, 413, 200, 413]
+    assert "4 samples are more than may wait (3); send fewer" in too_many.text
+    said = {"error": "the body is beyond 16 MiB; send fewer samples in a request"}
+    assert too_large.json() == endless.json() == said
 
 
 @pytest.mark.parametrize(("poison", "said"), [(FAILS, "out of bounds"), (IS_NAN, "are NaN or infinite")])
@@ -149,7 +157,7 @@ def test_a_poisoned_request_fails_and_those_in_its_batch_do_not(poison, said):
         first = asyncio.create_task(post(client, [[9]]))  # while the model has it, the others gather
         await wait_for(server.model.has_begun.is_set)
         rest = [asyncio.create_task(post(client, [[value]])) for value in (1, poison, 2)]
-        await wait_for(lambda: server.service.crew.n_waiting == 3)
+        await wait_for(lambda: server.service.n_waiting == 3)
         server.model.gate.set()
         return await asyncio.gather(first, *rest)
 
@@ -172,7 +180,7 @@ def test_a_hundred_equal_requests_at_once_are_one_call_of_the_model():
         return await asyncio.gather(*tasks)
 
     answers = server.run(converse)
-    assert {answer.text for answer in answers} == {'{"outputs": [[8.0]], "cached": [false]}'}
+    assert {answer.text for answer in answers} == {'{"outputs":[[8.0]],"cached":[false]}'}
     assert server.model.calls == [[7.0]]
     assert server.service.figures.sources == {"model": 1, "shared": 99, "memory": 0, "disk": 0}
 
@@ -192,25 +200,28 @@ def test_without_a_cache_every_sample_is_computed():
 
 
 def test_a_full_line_refuses_says_when_to_come_again_and_goes_on():
-    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=1))), n_waiting=2)
+    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=1))), n_waiting=3)
 
     async def converse(client):
         server.model.gate.clear()
         tasks = [asyncio.create_task(post(client, [[1]]))]
         await wait_for(server.model.has_begun.is_set)
         tasks += [asyncio.create_task(post(client, [[value]])) for value in (2, 3)]
-        await wait_for(lambda: server.service.crew.n_waiting == 2)
+        await wait_for(lambda: server.service.n_waiting == 2)
+        assert (await post(client, [[8], [9]])).status_code == 429, "all of its samples, or none"
+        tasks += [asyncio.create_task(post(client, [[4]]))]
+        await wait_for(lambda: server.service.n_waiting == 3)
         flood = [await post(client, [[value]]) for value in range(20, 70)]
         known = await client.get("/healthz"), await client.get("/readyz")
         server.model.gate.set()
-        return flood, known, await asyncio.gather(*tasks), await post(client, [[4]])
+        return flood, known, await asyncio.gather(*tasks), await post(client, [[5]])
 
     flood, known, accepted, later = server.run(converse)
     assert {answer.status_code for answer in flood} == {429}
     assert int(flood[0].headers["retry-after"]) >= 1
-    assert flood[0].json() == {"error": "2 samples wait already"}
-    assert [answer.status_code for answer in (*known, *accepted, later)] == [200] * 6
-    assert server.model.calls == [[1.0], [2.0], [3.0], [4.0]]
+    assert flood[0].json() == {"error": "3 samples wait already; come again later"}
+    assert [answer.status_code for answer in (*known, *accepted, later)] == [200] * 7
+    assert server.model.calls == [[1.0], [2.0], [3.0], [4.0], [5.0]]
 
 
 def test_a_deadline_that_passes_in_line_is_an_answer_and_never_reaches_the_model():
@@ -222,14 +233,14 @@ def test_a_deadline_that_passes_in_line_is_an_answer_and_never_reaches_the_model
         await wait_for(server.model.has_begun.is_set)
         late = await post(client, [[2]], headers={"X-Deadline-Ms": "50"})
         patient = asyncio.create_task(post(client, [[3]]))
-        await wait_for(lambda: server.service.crew.n_waiting == 1)
+        await wait_for(lambda: server.service.n_waiting == 1)
         server.model.gate.set()
         wrong = await post(client, [[4]], headers={"X-Deadline-Ms": "soon"})
         return await begun, late, await patient, wrong
 
     begun, late, patient, wrong = server.run(converse)
     assert [answer.status_code for answer in (begun, late, patient, wrong)] == [200, 504, 200, 400]
-    assert late.json() == {"error": "the deadline passed before the model began"}
+    assert late.json() == {"error": "the deadline passed before the model began; give it more time"}
     assert server.model.calls == [[1.0], [3.0]]
 
 
@@ -241,7 +252,7 @@ def test_who_shares_a_sample_with_more_time_is_not_late_with_the_first():
         begun = asyncio.create_task(post(client, [[1]]))
         await wait_for(server.model.has_begun.is_set)
         hasty = asyncio.create_task(post(client, [[2]], headers={"X-Deadline-Ms": "50"}))
-        await wait_for(lambda: server.service.crew.n_waiting == 1)
+        await wait_for(lambda: server.service.n_waiting == 1)
         patient = asyncio.create_task(post(client, [[2]]))
         await hasty
         server.model.gate.set()
@@ -264,16 +275,16 @@ def test_a_client_that_goes_away_takes_its_samples_out_of_line():
         begun = asyncio.create_task(post(client, [[1]]))
         await wait_for(server.model.has_begun.is_set)
         asked = [(np.array([value], np.float32),) for value in (2, 3)]
-        leaving = asyncio.create_task(server.service.answer(asked, deadline_s=None, is_gone=ask_gone))
+        leaving = asyncio.create_task(server.service.answer(asked, deadline_s=math.inf, is_gone=ask_gone))
         staying = asyncio.create_task(post(client, [[3]]))
-        await wait_for(lambda: server.service.crew.n_waiting == 2)
+        await wait_for(lambda: server.service.n_waiting == 2)
         is_gone = True
         await asyncio.wait([leaving])
-        n_left = server.service.crew.n_waiting
+        n_left = server.service.n_waiting
         server.model.gate.set()
-        return type(leaving.exception()).__name__, n_left, (await begun).status_code, (await staying).status_code
+        return leaving.exception().status_code, n_left, (await begun).status_code, (await staying).status_code
 
-    assert server.run(converse) == ("GoneError", 1, 200, 200)
+    assert server.run(converse) == (GONE, 1, 200, 200)
     assert server.model.calls == [[1.0], [3.0]], "the sample that another wants too stays"
 
 
@@ -317,7 +328,7 @@ def test_real_samples_are_offered_in_the_form_that_is_taken():
     assert (manifest["name"], manifest["notes"]) == ("adder", ["eager answers"])
 
 
-def test_metrics_tell_of_requests_batches_padding_and_where_answers_came_from():
+def test_metrics_tell_of_requests_batches_and_where_answers_came_from():
     async def converse(client):
         for body in ([[1, 2, 3], [4]], [[4]], "{"):
             await post(client, body)
@@ -329,34 +340,41 @@ def test_metrics_tell_of_requests_batches_padding_and_where_answers_came_from():
     assert lines['fulltilt_infer_answers_total{source="memory"}'] == "1.0"
     assert lines["fulltilt_infer_batch_samples_sum"] == "2.0"
     assert lines["fulltilt_infer_response_seconds_count"] == "2.0"
-    assert float(lines["fulltilt_infer_padding_share"]) in (0.0, 2 / 6)
     assert lines["fulltilt_infer_waiting_samples"] == "0.0"
 
 
-def test_a_service_is_ready_when_each_replica_has_answered_its_shortest_and_longest():
-    model = FakeArtefact(build_manifest(policy=Policy(max_batch=4, max_tokens=24)))
-    model.gate.clear()
-    service = Service([model], Settings(), is_warmed_up=True)
-    assert not service.is_ready
-    model.gate.set()
-    service.crew.wait_until_ready()
-    assert service.is_ready
-    assert model.calls == [[1.0], [1.0] * 3], "as many as the policy lets in, of 8 elements"
-    service.close()
+def test_each_replica_has_answered_its_shortest_and_longest_before_it_serves():
+    models = [FakeArtefact(build_manifest(policy=Policy(max_batch=4, max_tokens=24))) for _ in range(2)]
+    Service(models, Settings(), is_warmed_up=True).close()
+    for model in models:
+        assert model.calls == [[1.0], [1.0] * 3], "as many as the policy lets in, of 8 elements"
 
 
-def test_memory_that_runs_out_is_in_notes_and_metrics():
-    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=4)), most_samples=1))
+def test_a_batch_beyond_memory_is_halved_later_ones_stay_small_and_everybody_hears_of_it():
+    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=8)), most_samples=3))
 
     async def converse(client):
-        status = (await post(client, [[1], [2], [3], [4]])).status_code
-        return status, (await client.get("/metrics")).text, (await client.get("/")).text
+        answers = [await post(client, [[value] for value in range(first, first + 16)]) for first in (20, 40)]
+        return (
+            [answer.json()["outputs"] for answer in answers],
+            (await client.get("/metrics")).text,
+            await client.get("/"),
+        )
 
-    status, metrics, page = server.run(converse)
-    assert status == 200
-    assert server.notes[-1] == "memory ran out; from now on a batch has at most 1 samples"
-    assert "fulltilt_infer_max_batch 1.0" in metrics
-    assert server.notes[-1] in page
+    outputs, metrics, page = server.run(converse)
+    assert outputs == [[[float(value)] for value in range(first, first + 16)] for first in (20, 40)]
+    sizes = [len(call) for call in server.model.calls]
+    assert sizes == [8, 4, 2, 2, 4, 2, 2] + [2] * 12
+    said = [f"memory ran out; from now on a batch has at most {n} samples" for n in (4, 2)]
+    assert server.notes == said
+    assert "fulltilt_infer_max_batch 2.0" in metrics
+    assert said[-1] in page.text
+
+
+def test_one_sample_beyond_memory_fails_alone():
+    server = Server(FakeArtefact(most_samples=0))
+    assert server.ask([[1]])[0][0] == 500
+    assert server.notes == ["memory ran out; from now on a batch has at most 1 samples"]
 
 
 def test_a_token_is_asked_of_everybody_but_probes_and_a_browser_gives_it_as_its_password():
@@ -393,7 +411,13 @@ def test_the_page_shows_the_figures_and_nothing_of_others_hosts():
 
     empty, page, assets = Server(FakeArtefact(build_manifest(name="<b>x</b>"))).run(converse)
     assert "nothing was measured" in empty
-    for said in ("&lt;b&gt;x&lt;/b&gt;", "1 refused or failed", "33 % without the model", "length ≤ 8", "% within"):
+    for said in (
+        "&lt;b&gt;x&lt;/b&gt;",
+        "1 refused or failed",
+        "33 % of 3 samples since the start were answered without the model",
+        "length ≤ 8",
+        "% within",
+    ):
         assert said in page, said
     assert assets == [200] * 4
     assert "<script>" not in page

@@ -2,24 +2,27 @@
 
 import collections
 import hashlib
+import json
 import time
+import zlib
 from collections.abc import Callable
 from typing import Literal
 
-from fulltilt.infer.joining import Sample
+import numpy as np
+
+from fulltilt.infer.joining import Array, Sample
 from fulltilt.infer.serve.disk import Disk
-from fulltilt.infer.serve.encoding import decode_arrays, encode_arrays, hash_sample
 
 Source = Literal["memory", "disk"]
 ENTRY_BYTES = 400  # what Python takes for an entry beside its arrays
+WORD = 4  # bytes of a size or check sum
 
 
 class Cache:
-    """Answers by the SHA-256 of artefact, parameters and input. It is used from one thread.
+    """Answers by the SHA-256 of artefact and input. It is used from one thread.
 
     Args:
-        artefact: Digest of what answers.
-        parameters: Whatever else the answer depends on.
+        artefact: Digest of what answers, and of all else that the answer depends on.
         clock: Of the wall, since entries on disk outlive this process.
     """
 
@@ -27,23 +30,22 @@ class Cache:
         self,
         *,
         artefact: str,
-        parameters: str = "",
         memory_bytes: int,
         expiry_s: float,
         disk: Disk | None = None,
         clock: Callable[[], float] = time.time,
     ):
-        self._prefix = hashlib.sha256(f"{artefact}\n{parameters}\n".encode())
+        self._prefix = hashlib.sha256(artefact.encode())
         self._most_bytes, self._expiry_s, self._disk, self._clock = memory_bytes, expiry_s, disk, clock
         self._kept: collections.OrderedDict[bytes, tuple[float, int, Sample]] = collections.OrderedDict()
         self.n_bytes = 0
 
-    @property
-    def n_answers(self) -> int:
-        return len(self._kept)
-
     def build_key(self, sample: Sample) -> bytes:
-        return hash_sample(self._prefix, sample)
+        digest = self._prefix.copy()
+        for array in sample:  # types and shapes count, not bytes alone
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.digest()
 
     def get(self, key: bytes) -> tuple[Sample, Source] | None:
         now_s = self._clock()
@@ -54,15 +56,10 @@ class Cache:
                 return kept[2], "memory"
             self._forget(key)
         found = self._disk and self._disk.read(key, now_s)
-        if not found:
-            return None
-        data, expires_s = found
-        try:
-            outputs = decode_arrays(data)
-        except ValueError:  # some bytes of the file are others than were written
-            return None
-        self._keep(key, outputs, expires_s)
-        return outputs, "disk"
+        if found and (outputs := decode_arrays(found[0])) is not None:
+            self._keep(key, outputs, found[1])
+            return outputs, "disk"
+        return None
 
     def put(self, key: bytes, outputs: Sample) -> None:
         expires_s = self._clock() + self._expiry_s
@@ -89,3 +86,25 @@ class Cache:
     def _forget(self, key: bytes) -> None:
         kept = self._kept.pop(key, None)
         self.n_bytes -= kept[1] if kept else 0
+
+
+def encode_arrays(arrays: Sample) -> bytes:
+    """Turn arrays into bytes without pickle: check sum, JSON header, then each array."""
+    header = json.dumps([[array.dtype.str, array.shape] for array in arrays]).encode()
+    rest = b"".join([len(header).to_bytes(WORD), header, *(array.tobytes() for array in arrays)])
+    return zlib.crc32(rest).to_bytes(WORD) + rest
+
+
+def decode_arrays(data: bytes) -> Sample | None:
+    """Return arrays that share the bytes and cannot be written to; None: these are not the bytes that were written."""
+    rest = memoryview(data)[WORD:]
+    if len(rest) < WORD or zlib.crc32(rest) != int.from_bytes(data[:WORD]):
+        return None
+    begin = WORD + int.from_bytes(rest[:WORD])
+    arrays: list[Array] = []
+    for name, shape in json.loads(bytes(rest[WORD:begin])):
+        dtype = np.dtype(name)
+        n_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        arrays.append(np.frombuffer(rest[begin : begin + n_bytes], dtype).reshape(shape))
+        begin += n_bytes
+    return tuple(arrays)

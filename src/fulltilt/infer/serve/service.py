@@ -1,37 +1,37 @@
-"""Answer samples: from the cache, together with who asks the same, or by the model. All of it in one event loop."""
+"""Answer samples: from the cache, together with who asks the same, or by the model.
+
+All of it happens in one event loop, but for the model, which runs in threads: one a replica.
+"""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
+from starlette.exceptions import HTTPException
+
+from fulltilt.infer.artefact import Artefact
 from fulltilt.infer.joining import Sample, read_length
-from fulltilt.infer.manifest import Manifest, Policy
-from fulltilt.infer.serve.batcher import Entry, Line
+from fulltilt.infer.manifest import Policy
+from fulltilt.infer.serve.answering import Answer, Result, answer_each
+from fulltilt.infer.serve.batcher import choose_batch
 from fulltilt.infer.serve.cache import Cache
-from fulltilt.infer.serve.crew import Crew, LateError, Result
 from fulltilt.infer.serve.disk import Disk
 from fulltilt.infer.serve.figures import Figures
 from fulltilt.records import dumps
 from fulltilt.records.words import WordTable
 
+GONE = 499  # what logs know of a client that went away; nobody reads it
 LOOK_S = 0.1  # between looks at whether a client is still there
 MIB = 1 << 20
-
-
-class Servable(Protocol):
-    """What of an artefact is served."""
-
-    manifest: Manifest
-    notes: tuple[str, ...]
-    samples: tuple[Sample, ...]
-
-    def answer(self, samples: Sequence[Sample]) -> list[Sample]: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,21 +53,20 @@ class Settings:
     deadline_s: float | None = None
 
 
-class GoneError(Exception):
-    """The client went away."""
+@dataclasses.dataclass(slots=True, eq=False)
+class Entry:
+    """A sample that the model is to answer, for all requests that want it.
 
+    Attributes:
+        key: Of the cache; without one, a key that nothing else has.
+        n_waiters: Requests that want it; nobody answers what none wants.
+    """
 
-class TooManyError(Exception):
-    """A request has more samples than may ever wait."""
-
-
-@dataclasses.dataclass(slots=True)
-class Asked:
-    """One sample of a request: answered already, or by an entry that perhaps others wait for too."""
-
-    source: str
-    outputs: Sample | None = None
-    entry: Entry | None = None
+    sample: Sample
+    length: int
+    key: Any
+    answer: asyncio.Future[Result]
+    n_waiters: int = 1
 
 
 class Service:
@@ -75,179 +74,182 @@ class Service:
 
     Attributes:
         notes: What a user should know: why eager answers, what memory and disk did.
+        policy: Its ``max_batch`` falls when memory runs out, and stays there.
 
     Args:
         say: Told of every note.
-        is_warmed_up: Each replica answers its shortest sample, and a full batch of its longest, before it is ready.
+        is_warmed_up: Each replica answers its shortest sample, and a full batch of its longest, before this returns.
     """
 
     def __init__(
         self,
-        artefacts: Sequence[Servable],
+        artefacts: Sequence[Artefact],
         settings: Settings,
         *,
         say: Callable[[str], None] = lambda note: None,
         is_warmed_up: bool = False,
-        clock: Callable[[], float] = time.monotonic,
     ):
-        self._say, self._clock, self.settings = say, clock, settings
+        self._say, self.settings = say, settings
         first = artefacts[0]
         self.manifest, self.samples = first.manifest, first.samples
-        self.folder: Path | None = getattr(first, "folder", None)
-        self.word_table = None if self.folder is None else WordTable.read(self.folder)
+        self.folder, self.word_table = first.folder, WordTable.read(first.folder)
         self.notes: list[str] = []
         for text in first.notes:
             self.note(text)
-        self.figures = Figures(clock=clock)
+        self.figures = Figures()
         self.is_draining, self.n_open = False, 0
-        self._flights: dict[bytes, Entry] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._policy = self.manifest.policy if self.manifest.joins == "pad" else Policy()
+        self._lock = threading.Lock()  # around the two that follow: replicas take from the line by themselves
+        self._waiting: dict[Entry, None] = {}  # oldest first
+        self._idle: list[ThreadPoolExecutor] = []
+        self._flights: dict[Any, Entry] = {}
+        self.policy = self.manifest.policy if self.manifest.joins == "pad" else Policy()
         self.cache = self._build_cache(first)
-        self.crew = Crew(
-            Line(self._policy, capacity=settings.n_waiting),
-            [artefact.answer for artefact in artefacts],
-            self._settle_soon,
-            on_back_off=self._note_back_off,
-            warm_up=self._choose_warm_up() if is_warmed_up else (),
-            clock=clock,
-        )
-        self.figures.watch("waiting_samples", "Samples in line", lambda: self.crew.n_waiting)
-        self.figures.watch("max_batch", "Largest batch that memory allows", lambda: self.crew.max_batch)
+        self._models = {ThreadPoolExecutor(1, thread_name_prefix="model"): each.answer for each in artefacts}
+        self._idle += self._models
+        if is_warmed_up:  # each in its own thread: what compilers keep belongs to one
+            concurrent.futures.wait([replica.submit(self._warm_up, model) for replica, model in self._models.items()])
+        self.figures.watch("waiting_samples", "Samples in line", lambda: self.n_waiting)
+        self.figures.watch("max_batch", "Largest batch that memory allows", lambda: self.policy.max_batch)
         self.figures.watch("cache_bytes", "Memory of the cache", lambda: self.cache.n_bytes if self.cache else 0)
-        self.figures.watch("padding_share", "Of all elements along the length", lambda: self.figures.padding_share)
 
     @property
     def is_ready(self) -> bool:
-        return not self.is_draining and self.crew.is_ready
+        return not self.is_draining
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
         self._say(text)
 
-    def compute_retry_s(self) -> int:
-        """Return in how many whole seconds who waits now has been answered, as far as one can say."""
-        return max(1, math.ceil(self.crew.n_waiting * self.figures.model_s_per_sample))
+    def build_refusal(self, status: int, said: str) -> HTTPException:
+        """Build a refusal that says when to come again: when who waits now will have been answered."""
+        retry_s = max(1, math.ceil(self.n_waiting * self.figures.model_s_per_sample))
+        return HTTPException(status, said, {"Retry-After": str(retry_s)})
 
     async def answer(
-        self, samples: Sequence[Sample], *, deadline_s: float | None, is_gone: Callable[[], Awaitable[bool]]
+        self, samples: Sequence[Sample], *, deadline_s: float, is_gone: Callable[[], Awaitable[bool]]
     ) -> list[tuple[Result, str]]:
         """Return the outputs, or an error, of each sample and where it came from.
 
         Args:
-            deadline_s: By the service's clock.
+            deadline_s: By the monotonic clock; infinite: none.
 
         Raises:
-            FullError, TooManyError: there is no room, now or ever.
-            LateError: the deadline passed before the model began with a sample.
-            GoneError: nobody waits any more.
+            HTTPException: there is no room, now (429) or ever (413); the deadline passed before the model had begun
+                with every sample (504); nobody waits any more (499).
         """
-        asked = self._ask(samples, math.inf if deadline_s is None else deadline_s)
-        await self._wait([each.entry for each in asked if each.entry], deadline_s, is_gone)
-        found: list[tuple[Result, str]] = []
-        for each in asked:
-            self.figures.note_source(each.source)
-            outputs = each.outputs if each.entry is None else each.entry.answer.result()
-            found.append((outputs, each.source))
-        return found
+        asked = self._ask(samples)
+        await self._wait([each for each, _ in asked if isinstance(each, Entry)], deadline_s, is_gone)
+        for _, source in asked:
+            self.figures.note_source(source)
+        return [(each.answer.result() if isinstance(each, Entry) else each, source) for each, source in asked]
 
     def close(self) -> None:
-        self.crew.close()
+        for replica in self._models:
+            replica.shutdown()
         if self.cache is not None:
             self.cache.close()
 
-    def _choose_warm_up(self) -> list[list[Sample]]:
+    def _warm_up(self, answer: Answer) -> None:
         samples = sorted(self.samples, key=lambda sample: read_length(sample, self.manifest.inputs))
         longest = read_length(samples[-1], self.manifest.inputs)
-        by_tokens = (self._policy.max_tokens or math.inf) // longest
-        return [samples[:1], [samples[-1]] * int(max(1, min(self._policy.max_batch, by_tokens)))]
+        by_tokens = (self.policy.max_tokens or math.inf) // longest
+        for batch in (samples[:1], [samples[-1]] * int(max(1, min(self.policy.max_batch, by_tokens)))):
+            answer_each(batch, answer, self._back_off)
 
-    def _build_cache(self, artefact: Servable) -> Cache | None:
+    def _build_cache(self, artefact: Artefact) -> Cache | None:
         settings = self.settings
         if settings.cache_mib == 0:
             return None
         most_bytes = settings.cache_disk_mib * MIB
         disk = Disk(Path(settings.cache_dir), most_bytes=most_bytes, say=self.note) if settings.cache_dir else None
-        return Cache(
-            artefact=hashlib.sha256(dumps(self.manifest).encode()).hexdigest(),
-            parameters=dumps(list(artefact.notes)),  # where eager stands in, its answers are others
+        return Cache(  # where eager stands in, as notes say, its answers are others
+            artefact=hashlib.sha256(dumps([self.manifest, list(artefact.notes)]).encode()).hexdigest(),
             memory_bytes=settings.cache_mib * MIB,
             expiry_s=settings.cache_expiry_s,
             disk=disk,
         )
 
-    def _ask(self, samples: Sequence[Sample], deadline_s: float) -> list[Asked]:
-        self._loop = self._loop or asyncio.get_running_loop()
-        if len(samples) > self.settings.n_waiting:
-            raise TooManyError(
-                f"{len(samples)} samples are more than may wait ({self.settings.n_waiting}); send fewer in a request"
-            )
-        asked, new, joined = [], [], []
-        mine: dict[bytes, Entry] = {}
+    def _ask(self, samples: Sequence[Sample]) -> list[tuple[Sample | Entry, str]]:
+        """Find the answer of each sample, or the entry that brings it, and put new entries in line: all, or none."""
+        n_places = self.settings.n_waiting
+        if len(samples) > n_places:
+            raise HTTPException(413, f"{len(samples)} samples are more than may wait ({n_places}); send fewer")
+        asked: list[tuple[Sample | Entry, str]] = []
+        new: dict[Any, Entry] = {}
+        shared: list[Entry] = []
         for sample in samples:
-            key = self.cache.build_key(sample) if self.cache else None
-            hit = key and self.cache and self.cache.get(key)
-            flight = key and (mine.get(key) or self._flights.get(key))
-            if hit:
-                asked.append(Asked(hit[1], outputs=hit[0]))
-            elif flight:
-                joined.append(flight)
-                asked.append(Asked("shared", entry=flight))
+            key: Any = self.cache.build_key(sample) if self.cache else object()
+            if self.cache and (hit := self.cache.get(key)):
+                asked.append(hit)
+            elif flight := new.get(key) or self._flights.get(key):
+                shared.append(flight)
+                asked.append((flight, "shared"))
             else:
                 length = read_length(sample, self.manifest.inputs)
-                entry = Entry(sample, length, self._loop.create_future(), key=key, deadline_s=deadline_s)
-                new.append(entry)
-                asked.append(Asked("model", entry=entry))
-                if key:
-                    mine[key] = entry
-        self.crew.submit(new)
-        self._flights |= mine
-        for entry in joined:
+                new[key] = Entry(sample, length, key, asyncio.get_running_loop().create_future())
+                asked.append((new[key], "model"))
+        if self.n_waiting + len(new) > n_places:
+            raise self.build_refusal(429, f"{self.n_waiting} samples wait already; come again later")
+        for entry in shared:
             entry.n_waiters += 1
-            entry.deadline_s = max(entry.deadline_s, deadline_s)
+        self._flights |= new
+        with self._lock:
+            self._waiting |= dict.fromkeys(new.values())
+            called = [self._idle.pop() for _ in range(min(len(self._idle), len(new)))]
+        for replica in called:
+            replica.submit(self._run, replica, asyncio.get_running_loop())
         return asked
 
-    async def _wait(
-        self, entries: Sequence[Entry], deadline_s: float | None, is_gone: Callable[[], Awaitable[bool]]
-    ) -> None:
+    async def _wait(self, entries: Sequence[Entry], deadline_s: float, is_gone: Callable[[], Awaitable[bool]]) -> None:
         pending = {entry.answer for entry in entries}
         while pending:
-            left_s = math.inf if deadline_s is None else max(0.0, deadline_s - self._clock())
-            _, pending = await asyncio.wait(pending, timeout=min(LOOK_S, left_s + 0.001))
-            if not pending:
-                break
-            error = None
-            if deadline_s is not None and self._clock() > deadline_s:
-                if all(entry.began_s is None for entry in entries):
-                    error = LateError
-                deadline_s = None  # the line drops what has not begun
-            if error or await is_gone():
-                for entry in entries:
-                    if self.crew.withdraw(entry):
-                        self._end_flight(entry)
-                raise error or GoneError
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 and not any(entry in self._waiting for entry in entries):
+                left_s = deadline_s = math.inf  # the model has all of it
+            _, pending = await asyncio.wait(pending, timeout=max(0.0, min(LOOK_S, left_s)))
+            if pending and (left_s <= 0 or await is_gone()):
+                with self._lock:
+                    for entry in entries:
+                        entry.n_waiters -= 1
+                        if entry.n_waiters == 0 and entry in self._waiting:
+                            del self._waiting[entry], self._flights[entry.key]
+                if left_s <= 0:
+                    raise HTTPException(504, "the deadline passed before the model began; give it more time")
+                raise HTTPException(GONE, "the client went away")
 
-    def _settle_soon(self, entries: Sequence[Entry], results: Sequence[Result], model_s: float) -> None:
-        """Bring results from a model's thread to the loop."""
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-            self._loop.call_soon_threadsafe(self._settle, entries, results, model_s)
+    def _run(self, replica: ThreadPoolExecutor, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer batches in the thread of a replica until nothing waits, and bring their results to the loop."""
+        while batch := self._take(replica):
+            began_s = time.monotonic()
+            results = answer_each([entry.sample for entry in batch], self._models[replica], self._back_off)
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                loop.call_soon_threadsafe(self._settle, batch, results, time.monotonic() - began_s)
 
-    def _settle(self, entries: Sequence[Entry], results: Sequence[Result], model_s: float) -> None:
-        if model_s:
-            lengths = [entry.length for entry in entries]
-            multiple = self._policy.length_multiple
-            self.figures.note_batch(lengths, -(-max(lengths) // multiple) * multiple, model_s)
-        for entry, result in zip(entries, results, strict=True):
-            self._end_flight(entry)
-            if entry.key and self.cache and not isinstance(result, Exception):
+    def _take(self, replica: ThreadPoolExecutor) -> list[Entry]:
+        with self._lock:
+            waiting = list(self._waiting)
+            batch = [waiting[place] for place in choose_batch(waiting, self.policy)] if waiting else []
+            for entry in batch:
+                del self._waiting[entry]
+            if not batch:
+                self._idle.append(replica)
+        return batch
+
+    def _settle(self, batch: Sequence[Entry], results: Sequence[Result], model_s: float) -> None:
+        self.figures.note_batch(len(batch), model_s)
+        for entry, result in zip(batch, results, strict=True):
+            del self._flights[entry.key]
+            if self.cache and not isinstance(result, Exception):
                 self.cache.put(entry.key, result)
             entry.answer.set_result(result)
 
-    def _end_flight(self, entry: Entry) -> None:
-        if entry.key and self._flights.get(entry.key) is entry:
-            del self._flights[entry.key]
-
-    def _note_back_off(self, max_batch: int) -> None:
-        self.figures.note_back_off()
-        self.note(f"memory ran out; from now on a batch has at most {max_batch} samples")
+    def _back_off(self, n_samples: int) -> None:
+        """Halve the largest batch, after one of ``n_samples`` ran out of memory."""
+        smaller = max(1, n_samples // 2)
+        if smaller < self.policy.max_batch:
+            self.policy = dataclasses.replace(self.policy, max_batch=smaller)
+            self.note(f"memory ran out; from now on a batch has at most {smaller} samples")

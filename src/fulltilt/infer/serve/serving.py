@@ -2,20 +2,19 @@
 
 import asyncio
 import contextlib
+import functools
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
 
 import uvicorn
 
 from fulltilt.engine.interrupt import ECHO_S
 from fulltilt.infer.serve.app import build_app
-from fulltilt.infer.serve.service import Service, Settings
-from fulltilt.web.listening import LOOPBACK, WILDCARDS, Tls, build_settings, format_url, list_hosts, listen
+from fulltilt.infer.serve.service import Service
+from fulltilt.web.listening import Tls, build_settings, format_url, list_hosts, listen
 
 LEAST_DRAIN_S = 0.5  # so long who comes hears that the service drains, instead of finding nobody
 LAST_S = 0.2  # for requests of connections that were just made
@@ -49,46 +48,20 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, hear out who is connected by then, and end."""
         loop, connecting = asyncio.get_running_loop(), []
+        build = functools.partial(
+            self.config.http_protocol_class,  # type: ignore[arg-type]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state,
+        )  # fmt: skip
         for listener in sockets or ():
             with contextlib.suppress(BlockingIOError):
                 while True:  # closing the listener would reset who is connected to it and not taken yet
                     line, _ = listener.accept()
-                    connecting.append(loop.connect_accepted_socket(self._build_protocol, line, ssl=self.config.ssl))
+                    connecting.append(loop.connect_accepted_socket(build, line, ssl=self.config.ssl))
         for server in self.servers:
             server.close()
         await asyncio.gather(*connecting, return_exceptions=True)
         await asyncio.sleep(LAST_S)
         await super().shutdown(sockets)
-
-    def _build_protocol(self) -> asyncio.Protocol:
-        kind: Any = self.config.http_protocol_class
-        return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-
-
-@contextlib.contextmanager
-def open_service(
-    folder: Path,
-    settings: Settings,
-    *,
-    n_replicas: int = 1,
-    n_threads: int | None = None,
-    say: Callable[[str], None] = lambda note: None,
-) -> Iterator[Service]:
-    """Open an artefact once for each replica, and warm it up.
-
-    Args:
-        n_threads: Of each replica; None: what the plan says.
-        say: Told of every note.
-
-    Raises:
-        FulltiltError: it cannot be opened, and eager cannot stand in.
-    """
-    from fulltilt.infer.artefact import open_artefact
-
-    artefacts = [open_artefact(folder, n_threads=n_threads) for _ in range(n_replicas)]
-    with contextlib.closing(Service(artefacts, settings, say=say, is_warmed_up=True)) as service:
-        service.crew.wait_until_ready()
-        yield service
 
 
 def serve(
@@ -113,6 +86,5 @@ def serve(
     with contextlib.closing(listen(host, port)) as listener:
         app = build_app(service, token=token, hosts=list_hosts(host, names))
         settings = build_settings(app, tls, grace_s=MOST_DRAIN_S, keep_alive_s=KEEP_ALIVE_S)
-        reached = next(iter(names), LOOPBACK[0] if host in WILDCARDS else host)
-        on_start(format_url(reached, listener.getsockname()[1], tls))  # connections wait in the listener meanwhile
+        on_start(format_url(host, listener.getsockname()[1], tls, names))  # connections wait in the listener meanwhile
         DrainingServer(settings, service).run(sockets=[listener])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlencode
 
-import jinja2
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -41,7 +40,7 @@ from fulltilt.report.charts import MAX_SERIES
 from fulltilt.report.readings import list_lines
 from fulltilt.report.training import TrainingRun
 from fulltilt.report.training_curves import build_curves
-from fulltilt.web.assets import answer_asset
+from fulltilt.web.assets import answer_asset, build_environment
 
 router = APIRouter()
 HERE = Path(__file__).parent
@@ -51,9 +50,7 @@ NEWEST = 10
 COOKIE_S = 30 * 24 * 3600
 EXAMPLE = "model: small_cnn\ndataset: digits\ntransform: normalize\nepochs: 3\nlr: [1e-3, 1e-2]\n"
 
-environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(HERE / "templates"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-)
+environment = build_environment(HERE / "templates")
 environment.filters |= {
     "point": listing.describe_point,
     "outcome": listing.describe_outcome,
