@@ -6,14 +6,15 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks._runner import ROOT
-from fulltilt.infer.search.bench import OrderedArm, open_artefacts
+from fulltilt.infer.search.bench import open_artefacts
 from fulltilt.infer.search.result import SearchResult
 from fulltilt.records import decode, encode
-from fulltilt.stats import Comparison, Evidence, run_group
+from fulltilt.stats import Comparison, Evidence, Turns, run_group
 
 
 class Searched(NamedTuple):
@@ -38,13 +39,20 @@ def order_of(result: SearchResult, n_samples: int) -> dict[str, Any]:
     return {"policy": encode(result.find(result.chosen).policy), "n_samples": n_samples}
 
 
+def take_turns(folders: Mapping[str, Path], orders: Mapping[str, Any]) -> dict[str, Turns]:
+    """Have artefacts take turns in a group of fresh processes."""
+    with open_artefacts(folders, next(iter(folders.values())).parent) as arms:
+        for name, arm in arms.items():
+            arm.order = json.dumps(orders[name])
+        return run_group(arms)
+
+
 def compare_chosen(base: SearchResult, other: SearchResult, *, n_groups: int, n_samples: int = 256) -> Comparison:
     """Compare what two searches chose, each with its policy, in turns of fresh processes."""
     evidence: Evidence[str] = Evidence()
     results = {"base": base, "other": other}
     folders = {name: Path(result.artefact) for name, result in results.items()}
+    orders = {name: order_of(result, n_samples) for name, result in results.items()}
     for _ in range(n_groups):
-        with open_artefacts(folders, folders["base"].parent) as arms:
-            orders = {name: order_of(results[name], n_samples) for name in arms}
-            evidence.add(run_group({name: OrderedArm(arm, orders[name]) for name, arm in arms.items()}))
+        evidence.add(take_turns(folders, orders))
     return evidence.compare("base", "other")

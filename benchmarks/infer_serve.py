@@ -26,7 +26,8 @@ from benchmarks._schema import Arm, Target, build_arm, judge, judge_median
 from fulltilt.infer.load.http import HttpLoad
 from fulltilt.infer.load.outcome import LoadPlan
 from fulltilt.infer.manifest import Policy
-from fulltilt.infer.search.simulate import Service, draw_arrivals, estimate_capacity
+from fulltilt.infer.search.policies import Goal, estimate_capacity
+from fulltilt.infer.search.simulate import Service, draw_arrivals
 from fulltilt.infer.serve.cache import Cache
 from fulltilt.infer.serve.disk import Disk
 
@@ -98,8 +99,8 @@ def measure_capacity(name: str, batch_ms: float, sample_ms: float, limit_ms: flo
     """Load the server with a share of what the simulation says that it can take."""
     service = Service(estimate_s=lambda n_samples, length: (batch_ms + sample_ms * n_samples) / 1000)
     most_per_s = POLICY.max_batch / service.estimate_s(POLICY.max_batch, 1)
-    limits = {"quantile": 0.99, "limit_s": limit_ms / 1000, "at_most": 1.2 * most_per_s}
-    capacity = estimate_capacity(draw_arrivals([1], 1), POLICY, service, **limits)
+    goal = Goal(quantile=0.99, limit_s=limit_ms / 1000)
+    capacity = estimate_capacity(draw_arrivals([1], 1), POLICY, service, goal, 1.2 * most_per_s)
     bodies = [json.dumps({"inputs": [[float(n)] * 16]}) for n in range(256)]
     with start_server("ours", f"{batch_ms},{sample_ms}") as port:
         plan = LoadPlan(url=f"http://127.0.0.1:{port}", requests_per_s=SHARE * capacity, seconds=seconds)

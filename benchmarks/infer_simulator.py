@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks._infer_tools import search
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm, judge, judge_median
-from fulltilt.infer.search.accept import calibrate, load_server, serve_copy
+from fulltilt.infer.search.accept import calibrate, load_server, serve
 from fulltilt.infer.search.simulate import compute_quantile_s, draw_arrivals, simulate_responses_s
 
 CLAIM = "The simulated queue predicts p99 of the served model within 15 % in the median, and 30 % at worst."
@@ -57,7 +57,7 @@ def _compare(name: str, words: tuple[str, ...], out: Path, context: Context) -> 
     row, goal = result.find(result.chosen), result.goal
     assert row.policy is not None
     arrivals, found = draw_arrivals(result.lengths, goal.samples_per_request, n=N_REQUESTS), []
-    with serve_copy(Path(result.artefact), row.policy, out / "serve.log") as url:
+    with serve(Path(result.artefact), out / "serve.log") as url:
         served = load_server(url, goal, None, seconds=SERVED_S).build_outcome().answered_per_s
         service = calibrate(url, row, goal, arrivals, CALIBRATED * served)
         for share in SHARES[::3] if context.quick else SHARES:

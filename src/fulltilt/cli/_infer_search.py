@@ -58,9 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", metavar="RUN_DIR", help="of the newest checkpoint of this training")
     parser.add_argument("--budget", metavar="10m", default=BUDGET, help=f"time for the search (default {BUDGET})")
     parser.add_argument(
-        "--exhaustive", action="store_true", help="measure every plan with every batching, for as long as it takes"
-    )
-    parser.add_argument(
         "--artefact-out", metavar="DIR", help="where the chosen artefact goes (default OUT/search/chosen)"
     )
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/infer/NAME, as check does)")
@@ -93,7 +90,6 @@ def _run_search(args: argparse.Namespace) -> int:
             device=checked.device,
             weights=weights,
             budget_s=budget_s,
-            strategy="exhaustive" if args.exhaustive else "halving",
             artefact_out=None if args.artefact_out is None else _check_new(Path(args.artefact_out)),
         )
         with open_search_folder(plan, out_dir / FOLDER) as own:
@@ -196,7 +192,7 @@ def _describe_status(row: Candidate, result: SearchResult) -> str:
 
 
 def _describe_rest(result: SearchResult, *, is_verbose: bool) -> list[str]:
-    lengths, naive = result.lengths, result.gain_over_naive
+    lengths = result.lengths
     lines = []
     n_hidden = len(result.candidates) - N_ROWS
     if n_hidden > 0 and not is_verbose:
@@ -204,8 +200,7 @@ def _describe_rest(result: SearchResult, *, is_verbose: bool) -> list[str]:
     longest = max(lengths)
     if min(lengths) < longest:
         padded = f"{100 * (1 - sum(lengths) / (longest * len(lengths))):.0f} % would be padding"
-        times = f"; {naive.speedup:.2g} times eager in order of arrival padded to the longest" if naive else ""
-        lines.append(f"lengths {min(lengths)} to {longest}: padded to the longest {padded}{times}")
+        lines.append(f"lengths {min(lengths)} to {longest}: padded to the longest {padded}")
     if is_busy_pressure(result.cpu_pressure_pct):
         lines.append(
             f"the machine was busy, {result.cpu_pressure_pct:.0f} % of the time somebody waited for a core: candidates "

@@ -1,5 +1,6 @@
 """The search itself on a machine that is made up, and the arms and the builder as real processes."""
 
+import dataclasses
 import json
 import math
 import random
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.infer.test_infer_search_pure import CATALOGUE, FACTS, LENGTHS
+from tests.unit.infer.test_infer_search_pure import CATALOGUE, FACTS
 
 from fulltilt.errors import FulltiltError
 from fulltilt.hardware import is_process_stopped
@@ -20,7 +21,7 @@ from fulltilt.infer.search.candidates import build_baseline
 from fulltilt.infer.search.journal import Journal, OverError
 from fulltilt.infer.search.policies import Goal
 from fulltilt.infer.search.result import Live
-from fulltilt.infer.search.search import NAIVE, Search
+from fulltilt.infer.search.search import Search
 from fulltilt.records import decode, encode
 from fulltilt.stats import Turns
 
@@ -64,10 +65,11 @@ class MadeUpBench:
             built = Built(status="failed" if fault == "build" else "refused", reason="it cannot", seconds=seconds)
         return self._take(seconds, built, f"build {name}", time_s)
 
-    def measure(self, question, arms, stages, seconds, **time_s):
+    def measure(self, question, stages, seconds, **time_s):
+        arms = [*stages[0]]
         took_s = len(arms) + len(stages) * seconds * 2 * len(arms)
-        group = Group(open_s=float(len(arms)), seconds=took_s, lengths=self.lengths, **self._describe(arms, stages))
-        for name in arms.values():
+        group = Group(open_s=float(len(arms)), seconds=took_s, **self._describe(arms, stages))
+        for name in arms:
             if self.faults.get(name) == "arm":
                 group = Group(failed=(name, "failed", "it crashed"))
         return self._take(took_s, group, f"{question}: {', '.join(arms)}", time_s)
@@ -79,20 +81,17 @@ class MadeUpBench:
     def _describe(self, arms, stages):
         drift = math.exp(self.rng.gauss(0, 0.2))
         turns = [
-            {a: Turns(samples_per_s=drift * self._rate(arms[a], o), stalled_pct=0.0) for a, o in s.items()}
-            for s in stages
+            {a: Turns(samples_per_s=drift * self._rate(a, o), stalled_pct=0.0) for a, o in s.items()} for s in stages
         ]
-        calls_s = tuple(dict.fromkeys(arms, (0.01, 0.01)) for _ in stages)
-        facts = {"cold_start_s": dict.fromkeys(arms, 1.0), "memory_gib": dict.fromkeys(arms, 0.3)}
-        return {"stages": tuple(turns), "calls_s": calls_s, **facts}
+        said = {"cold_start_s": 1.0, "memory_gib": 0.3, "lengths": list(self.lengths)}
+        return {"stages": tuple(turns), "arms": dict.fromkeys(arms, said)}
 
     def _rate(self, name, order):
         speed = SPEED[name.partition(",")[0]] * (1.2 if "1 thread" in name else 1.0)
         noise = math.exp(self.rng.gauss(0, self.noise))
         if "policy" in order:
             policy = decode(Policy, order["policy"])
-            length = policy.length_multiple if order.get("in_order") else np.mean(self.lengths)
-            return noise * speed * 1000 / length * (1 - 0.5 / policy.max_batch)
+            return noise * speed * 1000 / np.mean(self.lengths) * (1 - 0.5 / policy.max_batch)
         batch, length = order["batch"], order["length"] or max(self.lengths)
         return noise * speed * 1000 / length * (1 - 0.5 / batch)
 
@@ -177,23 +176,6 @@ def test_loads_have_their_part_of_the_budget(tmp_path):
     assert max(found.offered, key=lambda row: row.score(goal)).live is not None
 
 
-def test_where_lengths_vary_the_gain_over_padding_is_told(tmp_path):
-    found = search(MadeUpBench(tmp_path, lengths=LENGTHS))
-    gain = found.gain_over_naive
-    expected = 3.0 * max(LENGTHS) / np.mean(LENGTHS)
-    assert gain.speedup == pytest.approx(expected, rel=0.1)
-    assert gain.verdict == "faster"
-    assert NAIVE not in found.candidates
-
-
-def test_the_exhaustive_search_measures_every_plan_with_every_batching(tmp_path):
-    made_up = MadeUpBench(tmp_path)
-    found = Search(bench=made_up, catalogue=CATALOGUE, own={"threads": None}, goal=Goal(), budget_s=6000.0)
-    found.run_exhaustive()
-    assert sum(asked.startswith("policies 0") for asked in made_up.asked) == 7
-    assert max(found.offered, key=lambda row: row.samples_per_s).name == "onnx int8, 1 thread"
-
-
 # Arms and builder as processes
 
 
@@ -260,14 +242,14 @@ ORDER = {"batch": 2, "length": None}
 def test_arms_take_turns_and_stand_still_in_between(fake_artefacts):
     folders = {name: make_artefact(fake_artefacts / name, s) for name, s in (("fast", 0.002), ("slow", 0.004))}
     with bench.open_artefacts(folders, fake_artefacts) as arms:
-        ordered = {name: bench.OrderedArm(each, ORDER) for name, each in arms.items()}
-        blocks = {name: each.run_block() for name, each in ordered.items()}
+        for each in arms.values():
+            each.order = json.dumps(ORDER)
+        blocks = {name: each.run_block() for name, each in arms.items()}
         pids = [each._watch.pid for each in arms.values()]
         while not all(is_process_stopped(pid) for pid in pids):  # the signal arrives a moment later
             time.sleep(0.01)
         assert arms["fast"].reply["lengths"] == [2, 4, 8]
         assert 0 < arms["fast"].reply["memory_gib"] < 0.3, "no torch in there"
-        assert len(ordered["fast"].calls_s) > 1
     assert blocks["fast"].n_samples > blocks["slow"].n_samples > 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -275,7 +257,7 @@ def test_arms_take_turns_and_stand_still_in_between(fake_artefacts):
 def measure_one(tmp_path, folder, limit_s=60.0):
     process_bench = ProcessBench(tmp_path, {}, Journal(tmp_path))
     process_bench.find_artefact = lambda name: folder
-    return process_bench.measure("one", {"one": "one"}, [{"one": ORDER}], 0.1, limit_s=limit_s)
+    return process_bench.measure("one", [{"one": ORDER}], 0.1, limit_s=limit_s)
 
 
 @pytest.mark.parametrize(
@@ -300,32 +282,26 @@ SAMPLES = [(np.arange(n), np.zeros(3)) for n in (5, 2, 9, 3)]
 
 
 def test_batches_of_an_order_are_of_one_shape_by_policy_or_as_they_come():
-    shaped = arm.build_batches(SAMPLES, INPUTS, {"batch": 6, "length": 4})
+    manifest = dataclasses.replace(build_manifest(), inputs=INPUTS, policy=Policy(max_batch=2))
+    shaped = arm.build_batches(SAMPLES, manifest, {"batch": 6, "length": 4})
     assert [[sample[0].shape for sample in batch] for batch in shaped] == [[(4,)] * 6]
     assert all(sample[1].shape == (3,) for sample in shaped[0])
-    policy = {"max_batch": 2, "max_tokens": None, "length_multiple": 1}
-    by_length = arm.build_batches(SAMPLES, INPUTS, {"policy": policy, "n_samples": 4})
+    by_length = arm.build_batches(SAMPLES, manifest, {"policy": {}, "n_samples": 4})
     assert sorted(sorted(len(s[0]) for s in batch) for batch in by_length) == [[2, 9], [3, 5]]
-    as_they_come = arm.build_batches(SAMPLES, INPUTS, {"policy": policy, "n_samples": 6, "in_order": True})
+    as_they_come = arm.build_batches(SAMPLES, manifest, {"policy": {}, "n_samples": 6, "in_order": True})
     assert [[len(s[0]) for s in batch] for batch in as_they_come] == [[5, 2], [9, 3], [5, 2]]
 
 
-def test_a_block_times_whole_passes_and_tells_stalled_calls():
-    now = [0.0]
+def test_a_block_has_whole_passes_of_a_tenth_of_a_second_after_some_untimed_calls():
+    now, answered = [0.0], []
 
     def answer(batch):
-        now[0] += 0.2 if len(batch) == 3 and now[0] > 1 else 0.01
+        answered.append(len(batch))
+        now[0] += 0.01
 
-    caller = arm.Caller(answer, [[1], [1, 2], [1, 2, 3]], is_mixed=True, clock=lambda: now[0])
-    block = caller.take_block()
-    assert block[0].n_samples % 6 == 0
-    assert block[1] == [], "single calls of several lengths say nothing of jitter"
-    now[0] = 0.98
-    steady = arm.Caller(answer, [[1, 2, 3]], is_mixed=False, clock=lambda: now[0])
-    now[0] = 0.95
-    told, calls_s = steady.take_block()
-    assert told.stalled_s == pytest.approx(0.2)
-    assert max(calls_s) == pytest.approx(0.2)
+    block = arm.take_block(answer, [[1], [1, 2], [1, 2, 3]], clock=lambda: now[0])
+    assert (block.n_samples, block.seconds) == (4 * 6, pytest.approx(0.12))
+    assert answered == [1, 1] + [1, 2, 3] * 4
 
 
 def test_what_becomes_of_a_build_is_an_answer_that_is_kept(tmp_path, monkeypatch):

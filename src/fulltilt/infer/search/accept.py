@@ -3,25 +3,22 @@
 import contextlib
 import dataclasses
 import functools
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fulltilt.errors import FulltiltError
+from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.hardware.proctree import set_death_signal
 from fulltilt.infer.load.http import HttpLoad, build_bodies, fetch
 from fulltilt.infer.load.outcome import MIN_S, LoadPlan
-from fulltilt.infer.manifest import Policy
 from fulltilt.infer.search.journal import OverError
 from fulltilt.infer.search.policies import Goal
 from fulltilt.infer.search.result import Candidate, Live
@@ -41,13 +38,16 @@ def accept(row: Candidate, artefact: Path, goal: Goal, arrivals: Arrivals, logs:
     Raises:
         OverError: it was not decided in ``limit_s``, which is less than a load may take.
     """
+    from fulltilt.infer.artefact import read_manifest, write_manifest
+
     assert row.policy is not None
     assert goal.requests_per_s is not None
     assert goal.limit_s is not None
     end_s, rate = time.monotonic() + limit_s, goal.requests_per_s
     told = Live(verdict="not proven", requests_per_s=rate, quantile=goal.quantile, limit_s=goal.limit_s)
     try:
-        with serve_copy(artefact, row.policy, logs / "serve.log", end_s) as url:
+        write_manifest(artefact, dataclasses.replace(read_manifest(artefact), policy=row.policy))
+        with serve(artefact, logs / "serve.log", limit_s=min(limit_s, READY_LIMIT_S)) as url:
             service = calibrate(url, row, goal, arrivals, rate / 2)
             left_s = end_s - time.monotonic()
             if left_s < (1 + WAIT) * MIN_S:
@@ -55,6 +55,8 @@ def accept(row: Candidate, artefact: Path, goal: Goal, arrivals: Arrivals, logs:
             seconds = min(LOAD_S, left_s / (1 + WAIT))
             found = load_server(url, goal, rate, seconds=seconds, limit_s=goal.limit_s).build_outcome()
     except FulltiltError as error:
+        if time.monotonic() > end_s:
+            raise OverError from None
         return dataclasses.replace(told, why=str(error))
     if found.ended == "schedule" and found.verdict == "not proven" and seconds < LOAD_S:
         raise OverError
@@ -100,22 +102,17 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
 
 
 @contextlib.contextmanager
-def serve_copy(artefact: Path, policy: Policy, log_path: Path, end_s: float = float("inf")) -> Iterator[str]:
-    """Serve an artefact with a policy, without a cache, in a process of its own → its address.
+def serve(artefact: Path, log_path: Path, *, limit_s: float = READY_LIMIT_S) -> Iterator[str]:
+    """Serve an artefact without a cache, in a process of its own → its address.
 
     Raises:
-        FulltiltError: the server does not start; names its log. OverError: not before ``end_s``.
+        FulltiltError: the server is not ready in ``limit_s``; names its log.
     """
-    from fulltilt.infer.artefact import read_manifest, write_manifest
-
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fulltilt-") as scratch, log_path.open("wb") as log:
-        copy = Path(scratch) / "artefact"
-        shutil.copytree(artefact, copy)
-        write_manifest(copy, dataclasses.replace(read_manifest(copy), policy=policy))
         with socket.create_server(("127.0.0.1", 0)) as reserved:
             port = str(reserved.getsockname()[1])
-        words = ["serve", copy, "--port", port, "--cache-mib", "0", "--out", scratch]
+        words = ["serve", artefact, "--port", port, "--cache-mib", "0", "--out", scratch]
         server = subprocess.Popen(
             [sys.executable, "-m", "fulltilt", "infer", *words],
             stdin=subprocess.DEVNULL,
@@ -125,12 +122,23 @@ def serve_copy(artefact: Path, policy: Policy, log_path: Path, end_s: float = fl
             preexec_fn=functools.partial(set_death_signal, signal.SIGTERM),
         )
         try:
-            url = f"http://127.0.0.1:{port}"
-            _await_ready(url, server, log_path, end_s)
+            url, end_s = f"http://127.0.0.1:{port}", time.monotonic() + limit_s
+            while not _is_ready(url):
+                if server.poll() is not None or time.monotonic() > end_s:
+                    how = f"ended with exit code {server.returncode}" if server.returncode else "is not ready"
+                    raise FulltiltError(f"the server {how} (log: {log_path})")
+                time.sleep(0.1)
             yield url
         finally:
             server.kill()  # nobody waits for what it has not answered
             server.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return fetch(f"{url}/readyz") is not None
+    except UsageError:
+        return False
 
 
 def load_server(
@@ -159,16 +167,3 @@ def load_server(
     load = HttpLoad(plan, bodies)
     load.run()
     return load
-
-
-def _await_ready(url: str, server: "subprocess.Popen[bytes]", log_path: Path, end_s: float) -> None:
-    late_s = time.monotonic() + READY_LIMIT_S
-    while time.monotonic() < min(late_s, end_s) and server.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/readyz", timeout=5):
-            return
-        time.sleep(0.1)
-    if server.returncode is None and end_s < late_s:
-        raise OverError
-    how = "is not ready" if server.returncode is None else f"ended with exit code {server.returncode}"
-    said = log_path.read_text(errors="replace").strip().splitlines()[-1:]
-    raise FulltiltError(f"the server {how}: {''.join(said)} (log: {log_path})")

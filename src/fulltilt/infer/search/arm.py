@@ -5,7 +5,7 @@ An order is a text: a shape, ``{"batch": 8, "length": 32}`` (null: the longest s
 their lengths. torch is loaded only where the artefact needs it.
 """
 
-import functools
+import dataclasses
 import json
 import os
 import sys
@@ -18,8 +18,8 @@ import numpy as np
 
 from fulltilt.errors import FulltiltError
 from fulltilt.hardware import read_rss_bytes
-from fulltilt.infer.joining import Sample, join_samples, read_length
-from fulltilt.infer.manifest import InputSpec, Policy
+from fulltilt.infer.joining import Sample, read_length
+from fulltilt.infer.manifest import InputSpec, Manifest, Policy
 from fulltilt.infer.search.simulate import Sample as Waiting
 from fulltilt.infer.search.simulate import take_batch
 from fulltilt.records import decode, encode
@@ -28,10 +28,8 @@ from fulltilt.tuner.trials.kinds import END
 from fulltilt.tuner.trials.measuring import Link
 
 BLOCK_S = 0.1
-N_SETTLING = 2  # calls after a turn of another process that are not timed, where they are short
+N_SETTLING = 2  # calls after a turn of another process that are not timed, one where they are slow
 SLOW_CALL_S = 0.1
-N_TIMES = 64  # single calls whose times are told
-STALLED = 5.0  # times a quick call
 GIB = 2**30
 
 
@@ -51,75 +49,51 @@ def run(message: Mapping[str, Any], link: Link) -> None:
     cold_start_s = time.perf_counter() - begin_s
     lengths = [read_length(sample, artefact.manifest.inputs) for sample in artefact.samples]
     link({"blocks": 0, "cold_start_s": cold_start_s, "lengths": lengths})
-    callers, memory_gib = dict[str, Caller](), 0.0
+    memory_gib, known = 0.0, dict[str, list[list[Sample]]]()
     for number, text in enumerate(link.take_orders(), start=1):
         if text == END:
             break
-        if text not in callers:
-            order = json.loads(text)
-            batches = build_batches(artefact.samples, artefact.manifest.inputs, order)
-            multiple = order.get("policy", {}).get("length_multiple", 1)
-            callers[text] = Caller(functools.partial(_answer, artefact, multiple), batches, is_mixed="policy" in order)
-        block, calls_s = callers[text].take_block()
+        order = json.loads(text)
+        artefact.manifest = dataclasses.replace(artefact.manifest, policy=decode(Policy, order.get("policy", {})))
+        if text not in known:
+            known[text] = build_batches(artefact.samples, artefact.manifest, order)
+            for batch in known[text]:  # every shape once: what compiles has compiled
+                artefact.answer(batch)
+        block = take_block(artefact.answer, known[text])
         memory_gib = max(memory_gib, read_memory_gib())
-        link({"blocks": number, "block": encode(block), "calls_s": calls_s, "memory_gib": memory_gib})
+        link({"blocks": number, "block": encode(block), "memory_gib": memory_gib})
 
 
-class Caller:
-    """Calls the artefact with batches, one after the other, in timed blocks."""
-
-    def __init__(
-        self,
-        answer: Callable[[Sequence[Sample]], Any],
-        batches: Sequence[Sequence[Sample]],
-        *,
-        is_mixed: bool,
-        clock: Callable[[], float] = time.perf_counter,
-    ):
-        self._answer, self._batches, self._is_mixed, self._clock = answer, batches, is_mixed, clock
-        self._call_s = 0.0
-        for batch in (*batches, batches[0]):  # every shape once: what compiles has compiled
-            begin_s = clock()
+def take_block(
+    answer: Callable[[Sequence[Sample]], Any],
+    batches: Sequence[Sequence[Sample]],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Block:
+    """Answer batches in turn for a tenth of a second, once at least, after some that are not timed."""
+    start_s = clock()
+    for _ in range(N_SETTLING):
+        answer(batches[0])
+        if clock() - start_s > SLOW_CALL_S:
+            break
+    n_passes, begin_s = 0, clock()
+    while not n_passes or clock() - begin_s < BLOCK_S:
+        for batch in batches:
             answer(batch)
-            self._call_s = clock() - begin_s
-
-    def take_block(self) -> tuple[Block, list[float]]:
-        """Time calls for a tenth of a second, at least one; whole passes where batches differ → block, single calls."""
-        for _ in range(N_SETTLING if self._call_s < SLOW_CALL_S else 0):
-            self._answer(self._batches[0])
-        times_s, n_samples, begin_s = list[float](), 0, self._clock()
-        while not times_s or self._clock() - begin_s < BLOCK_S:
-            for batch in self._batches:
-                start_s = self._clock()
-                self._answer(batch)
-                times_s.append(self._clock() - start_s)
-                n_samples += len(batch)
-        seconds, quick_s = self._clock() - begin_s, sorted(times_s)[len(times_s) // 10]
-        self._call_s = seconds / len(times_s)
-        if self._is_mixed:  # single calls of several lengths say nothing of stalls and jitter
-            return Block(n_samples=n_samples, seconds=seconds), []
-        stalled_s = sum(call_s for call_s in times_s if call_s > STALLED * quick_s)
-        return Block(n_samples=n_samples, seconds=seconds, stalled_s=stalled_s), times_s[:N_TIMES]
+        n_passes += 1
+    return Block(n_samples=n_passes * sum(map(len, batches)), seconds=clock() - begin_s)
 
 
-def _answer(artefact: Any, length_multiple: int, samples: Sequence[Sample]) -> Any:
-    """Answer as the server does, with the lengths of another policy than the artefact's."""
-    if length_multiple == 1 or artefact.manifest.joins != "pad":
-        return artefact.answer(samples)
-    return artefact.run(join_samples(samples, artefact.manifest.inputs, length_multiple))
-
-
-def build_batches(
-    samples: Sequence[Sample], inputs: Sequence[InputSpec], order: Mapping[str, Any]
-) -> list[list[Sample]]:
+def build_batches(samples: Sequence[Sample], manifest: Manifest, order: Mapping[str, Any]) -> list[list[Sample]]:
     """Build the batches of an order from real samples."""
+    inputs, policy = manifest.inputs, manifest.policy
     lengths = [read_length(sample, inputs) for sample in samples]
     if "policy" not in order:
         length = order["length"] or max(lengths)
         near = sorted(range(len(samples)), key=lambda i: abs(lengths[i] - length))
         chosen = [samples[near[i % len(near)]] for i in range(order["batch"])]
         return [[resize_sample(sample, inputs, length) for sample in chosen]]
-    policy, n = decode(Policy, order["policy"]), order["n_samples"]
+    n = order["n_samples"]
     chosen = [int(i * max(1.0, len(samples) / n)) % len(samples) for i in range(n)]  # evenly, or all in turn
     if order.get("in_order"):
         size = policy.max_batch

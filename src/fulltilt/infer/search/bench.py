@@ -23,14 +23,13 @@ from fulltilt.infer.search.result import Candidate, Live, Status
 from fulltilt.infer.search.simulate import Arrivals
 from fulltilt.levers import Facts, list_environment, load_inference_catalogue
 from fulltilt.records import Plan, WorkloadSource, decode, encode
-from fulltilt.stats import Block, Turns, run_group
+from fulltilt.stats import Turns, run_group
 from fulltilt.tuner.trials.client import Zygote, Zygotes
 from fulltilt.tuner.trials.live import ArmFailedError, LiveArm, open_arms
 
 BUILDING, ARM = "fulltilt.infer.building:run", "fulltilt.infer.search.arm:run"
 BUILD_LIMIT_S = 600.0
 OPEN_LIMIT_S = 300.0  # also of a block; what compiles anew takes half a minute
-N_JITTER = 64  # of the single calls of an arm in a stage that are kept
 Order = Mapping[str, Any]
 
 
@@ -51,18 +50,14 @@ class Group:
 
     Attributes:
         stages: Arm → figures, for each stage.
-        calls_s: Arm → seconds of single calls, for each stage; empty where it has batches of several lengths.
-        lengths: Of the samples.
+        arms: Arm → seconds to its first answer, the most memory it held, and the lengths of its samples.
         open_s: Until all had opened their artefacts, of ``seconds``.
         cpu_pressure_pct: Of the time, that in which a task on the machine waited for a core.
         failed: Arm, status and reason, where one ended: then there is nothing else.
     """
 
     stages: tuple[dict[str, Turns], ...] = ()
-    calls_s: tuple[dict[str, tuple[float, ...]], ...] = ()
-    cold_start_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    memory_gib: dict[str, float] = dataclasses.field(default_factory=dict)
-    lengths: tuple[int, ...] = ()
+    arms: dict[str, Any] = dataclasses.field(default_factory=dict)
     open_s: float = 0.0
     seconds: float = 0.0
     cpu_pressure_pct: float | None = None
@@ -99,11 +94,7 @@ class ProcessBench:
         self.tell(f"building {name}")
         question = f"build {name}: {plan.key}"
         find = lambda limit_s: encode(self._build(name, plan, limit_s))  # noqa: E731
-        built = decode(Built, self.journal.ask(question, find, **time_s))
-        if built.status is None and not (self.find_artefact(name) / "manifest.json").exists():
-            self.journal.forget(question)  # its files are gone
-            built = decode(Built, self.journal.ask(question, find, **time_s))
-        return built
+        return decode(Built, self.journal.ask(question, find, **time_s))
 
     def _build(self, name: str, plan: Plan, limit_s: float) -> Built:
         folder, begin_s = self.find_artefact(name), time.monotonic()
@@ -133,41 +124,31 @@ class ProcessBench:
         told = {"status": "refused" if reason else None, "reason": reason, "seconds": time.monotonic() - begin_s}
         return decode(Built, measured | told)
 
-    def measure(
-        self,
-        question: str,
-        arms: Mapping[str, str],
-        stages: Sequence[Mapping[str, Order]],
-        seconds: float,
-        **time_s: float,
-    ) -> Group:
-        """Have arms take turns.
+    def measure(self, question: str, stages: Sequence[Mapping[str, Order]], seconds: float, **time_s: float) -> Group:
+        """Have candidates take turns.
 
         Args:
             question: Names the group: the same one has the same answer.
-            arms: Arm → candidate, whose artefact it opens.
-            stages: What the blocks of each arm are of, one after the other.
-            seconds: Of timed blocks, for each pair of arms and stage.
+            stages: What the blocks of each are of, one after the other.
+            seconds: Of timed blocks, for each pair and stage.
         """
+        arms = [*stages[0]]
         self.tell(f"measuring {', '.join(arms)}" if len(arms) < 3 else f"measuring {len(arms)} in turns")
-        key = f"{question}: {sorted(arms.items())} {[sorted(stage.items()) for stage in stages]}"
-        find = lambda limit_s: encode(self._measure(arms, stages, seconds, limit_s))  # noqa: E731
-        return decode(Group, self.journal.ask(key, find, **time_s))
+        find = lambda limit_s: encode(self._measure(stages, seconds, limit_s))  # noqa: E731
+        return decode(Group, self.journal.ask(f"{question}: {stages}", find, **time_s))
 
-    def _measure(
-        self, arms: Mapping[str, str], stages: Sequence[Mapping[str, Order]], seconds: float, limit_s: float
-    ) -> Group:
-        folders = {arm: self.find_artefact(name) for arm, name in arms.items()}
+    def _measure(self, stages: Sequence[Mapping[str, Order]], seconds: float, limit_s: float) -> Group:
+        folders = {name: self.find_artefact(name) for name in stages[0]}
         begin_s, before_us = time.monotonic(), read_pressure().some_total_us
-        turns, calls_s = [], []
+        turns = []
         try:
             with open_artefacts(folders, self.folder, limit_s=limit_s) as live:
                 open_s = time.monotonic() - begin_s
                 for stage in stages:
-                    taking = {arm: OrderedArm(live[arm], order) for arm, order in stage.items()}
-                    turns.append(run_group(taking, seconds=seconds))
-                    calls_s.append({arm: tuple(one.calls_s[:N_JITTER]) for arm, one in taking.items()})
-                replies = {arm: one.reply for arm, one in live.items()}
+                    for arm, order in stage.items():
+                        live[arm].order = json.dumps(order)
+                    turns.append(run_group({arm: live[arm] for arm in stage}, seconds=seconds))
+                arms = {name: arm.reply for name, arm in live.items()}
         except ArmFailedError as error:
             if time.monotonic() - begin_s >= limit_s:
                 raise OverError from None
@@ -177,10 +158,7 @@ class ProcessBench:
         waited_us = None if after_us is None or before_us is None else after_us - before_us
         return Group(
             stages=tuple(turns),
-            calls_s=tuple(calls_s),
-            cold_start_s={arm: said["cold_start_s"] for arm, said in replies.items()},
-            memory_gib={arm: said["memory_gib"] for arm, said in replies.items()},
-            lengths=next(tuple(said["lengths"]) for said in replies.values()),
+            arms=arms,
             open_s=open_s,
             seconds=seconds,
             cpu_pressure_pct=None if waited_us is None else waited_us / seconds / 1e4,
@@ -192,19 +170,6 @@ class ProcessBench:
         folder, logs = self.find_artefact(row.name), self.folder / "logs"
         find = lambda limit_s: encode(accept(row, folder, goal, arrivals, logs, limit_s))  # noqa: E731
         return decode(Live, self.journal.ask(f"accept {row.name} {row.policy} {goal}", find, **time_s))
-
-
-class OrderedArm:
-    """Takes blocks of one order, and keeps the seconds of its single calls."""
-
-    def __init__(self, arm: LiveArm, order: Order):
-        self._arm, self._order, self.calls_s = arm, json.dumps(order), list[float]()
-
-    def run_block(self) -> Block:
-        self._arm.order = self._order
-        block = self._arm.run_block()
-        self.calls_s += self._arm.reply["calls_s"]
-        return block
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Keep what was measured, so that a search that was interrupted goes on, and its budget with it."""
 
+import contextlib
 import json
 import math
 import time
@@ -22,31 +23,21 @@ class Journal:
 
     A search asks the same questions in the same order every time; answers that are there cost nothing. So are questions
     for whose answer the time did not suffice.
-
-    Attributes:
-        notes: Lines that could not be read.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic):
         self._file, self._clock = folder / FILE, clock
         self._known: dict[str, dict[str, Any]] = {}
-        self.notes: list[str] = []
-        for number, line in enumerate(read_lines(self._file), start=1):
-            try:
+        for line in read_lines(self._file):
+            with contextlib.suppress(ValueError):  # it is asked again
                 row = json.loads(line)
-                self._known[row["question"]] = {name: row[name] for name in ("answer", "seconds", "cut_s")}
-            except (ValueError, KeyError, TypeError) as error:
-                self.notes.append(f"{self._file}:{number}: unreadable line left out ({error})")
+                self._known[row.pop("question")] = row
         self._handed_s, self._told_s = 0.0, clock()
 
     @property
     def spent_s(self) -> float:
         """Return the seconds of the search so far. A recalled answer counts as long as it took."""
         return self._handed_s + self._clock() - self._told_s
-
-    def forget(self, question: str) -> None:
-        """Forget an answer whose files are gone."""
-        self._known.pop(question, None)
 
     def ask(
         self, question: str, find: Callable[[float], Any], *, limit_s: float = math.inf, expected_s: float = 0.0

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from fulltilt.infer.manifest import Policy
 from fulltilt.infer.search.simulate import (
@@ -10,7 +11,6 @@ from fulltilt.infer.search.simulate import (
     Arrivals,
     Service,
     compute_quantile_s,
-    estimate_capacity,
     estimate_offline_samples_per_s,
     simulate_responses_s,
 )
@@ -18,6 +18,7 @@ from fulltilt.records import Plan
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS_OF_LONGEST = (2, 4, 8, 16)  # bounds of a batch's padded elements, in samples of the longest length
+N_CAPACITY_STEPS = 6
 N_CLOSELY = 3  # policies whose capacity is found: it takes many simulations
 TIE = 0.01  # a simpler policy this close is preferred: the simulation is not that exact
 
@@ -43,18 +44,13 @@ class Goal:
         return self.limit_s is not None and self.requests_per_s is not None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Rated:
+class Rated(NamedTuple):
     """A policy with what the simulation says of it: at the goal's load, and the most requests within its limit."""
 
     policy: Policy
     samples_per_s: float
     response_s: float | None = None
     capacity_requests_per_s: float | None = None
-
-    @property
-    def score(self) -> float:
-        return self.samples_per_s if self.capacity_requests_per_s is None else self.capacity_requests_per_s
 
 
 def list_policies(lengths: Sequence[int], plan: Plan) -> list[Policy]:
@@ -84,19 +80,32 @@ def choose_policy(
             give_up_s = GIVE_UP_S if goal.limit_s is None else 4 * goal.limit_s
             responses_s = simulate_responses_s(arrivals, goal.requests_per_s, policy, service, give_up_s=give_up_s)
             response_s = compute_quantile_s(responses_s, goal.quantile)
-        rated.append(Rated(policy=policy, samples_per_s=rate, response_s=response_s))
+        rated.append(Rated(policy, rate, response_s))
     if goal.is_capacity:
         by_rate = sorted(rated, key=lambda each: -each.samples_per_s)[:N_CLOSELY]
         by_response = sorted(rated, key=lambda each: each.response_s or math.inf)[:N_CLOSELY]
-        rated = [_rate_capacity(each, service, goal, arrivals) for each in dict.fromkeys((*by_rate, *by_response))]
-    best = max(each.score for each in rated)
-    return min(rated, key=lambda each: (each.score < (1 - TIE) * best, policies.index(each.policy)))
+        rated = [
+            each._replace(capacity_requests_per_s=estimate_capacity(arrivals, each.policy, service, goal, most_per_s))
+            for each in dict.fromkeys((*by_rate, *by_response))
+            if (most_per_s := each.samples_per_s / goal.samples_per_request)
+        ]
+    scores = [each.capacity_requests_per_s if goal.is_capacity else each.samples_per_s for each in rated]
+    ties = [each for each, score in zip(rated, scores, strict=True) if (score or 0.0) >= (1 - TIE) * max(scores)]
+    return min(ties, key=lambda each: policies.index(each.policy))
 
 
-def _rate_capacity(rated: Rated, service: Service, goal: Goal, arrivals: Arrivals) -> Rated:
-    assert goal.limit_s is not None
-    at_most = rated.samples_per_s / goal.samples_per_request
-    limits = {"quantile": goal.quantile, "limit_s": goal.limit_s, "at_most": at_most}
-    return dataclasses.replace(
-        rated, capacity_requests_per_s=estimate_capacity(arrivals, rated.policy, service, **limits)
-    )
+def estimate_capacity(arrivals: Arrivals, policy: Policy, service: Service, goal: Goal, at_most_per_s: float) -> float:
+    """Estimate the most requests a second that keep the goal's limit; 0 where a hundredth of the bound misses it."""
+    limit_s = goal.limit_s or math.inf
+
+    def is_within(rate: float) -> bool:
+        responses_s = simulate_responses_s(arrivals, rate, policy, service, give_up_s=4 * limit_s)
+        return compute_quantile_s(responses_s, goal.quantile) <= limit_s
+
+    low, high = at_most_per_s / 100, at_most_per_s
+    if not is_within(low):
+        return 0.0
+    for _ in range(N_CAPACITY_STEPS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if is_within(middle) else (low, middle)
+    return low

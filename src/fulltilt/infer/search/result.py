@@ -104,7 +104,6 @@ class SearchResult:
 
     Attributes:
         lengths: Of real samples, in their order; all 1 where no input varies.
-        gain_over_naive: Over eager fp32 with batches in order of arrival, padded to the longest sample there is.
         front: Candidates that no offered one beats in throughput, accuracy, memory and response at once.
         not_applicable: Combinations that cannot be built here → why.
         cpu_pressure_pct: While finalists took turns: of the time, that in which a task waited for a core, at most.
@@ -118,13 +117,11 @@ class SearchResult:
     lengths: tuple[int, ...]
     chosen: str
     gain: Comparison | None
-    gain_over_naive: Comparison | None
     artefact: str
     promise: Promise | None
     front: tuple[str, ...]
     candidates: tuple[Candidate, ...]
     not_applicable: dict[str, str]
-    strategy: str
     seconds: float
     budget_s: float
     n_groups: int

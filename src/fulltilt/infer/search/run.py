@@ -33,7 +33,6 @@ class SearchPlan:
 
     Attributes:
         weights: Folder of the training; None: the model as its function builds it.
-        strategy: "halving" or "exhaustive".
         artefact_out: Where the chosen artefact goes; None: into the folder of the search.
     """
 
@@ -43,7 +42,6 @@ class SearchPlan:
     device: str
     weights: Path | None
     budget_s: float
-    strategy: str
     artefact_out: Path | None = None
 
 
@@ -76,14 +74,15 @@ def open_search_folder(plan: SearchPlan, out_dir: Path) -> RunFolder:
         "weights": [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in checkpoints if f.exists()][:1],
         "device": plan.device,
         "goal": encode(plan.goal),
-        "strategy": plan.strategy,
         "versions": {"fulltilt": __version__, **read_machine().packages},
     }
     results = (FILE, RESULT, ARTEFACTS, CHOSEN)
     return RunFolder(out_dir, fingerprint_parts=parts, command="infer search", results=results, aging=[*parts])
 
 
-def run_search(plan: SearchPlan, out_dir: Path, *, on_progress: Callable[[int, int, str], None]) -> SearchResult:
+def run_search(
+    plan: SearchPlan, out_dir: Path, *, on_progress: Callable[[int, int, str], None], kind: type[Search] = Search
+) -> SearchResult:
     """Search, and write the chosen artefact and ``result.json``.
 
     Raises:
@@ -103,14 +102,14 @@ def run_search(plan: SearchPlan, out_dir: Path, *, on_progress: Callable[[int, i
         "weights": None if plan.weights is None else str(plan.weights),
         "name": plan.name,
     }
-    search = Search(
+    search = kind(
         bench=ProcessBench(out_dir, request, journal, tell),
         catalogue=load_inference_catalogue(),
         own=plan_of(config),
         goal=plan.goal,
         budget_s=plan.budget_s,
     )
-    search.run_exhaustive() if plan.strategy == "exhaustive" else search.run()
+    search.run()
     chosen = choose(search.offered, plan.goal)
     chosen.status = "chosen"
     rows, live, artefact = tuple(search.candidates.values()), chosen.live, plan.artefact_out or out_dir / CHOSEN
@@ -121,18 +120,16 @@ def run_search(plan: SearchPlan, out_dir: Path, *, on_progress: Callable[[int, i
         lengths=search.lengths,
         chosen=chosen.name,
         gain=chosen.gain,
-        gain_over_naive=search.gain_over_naive,
         artefact=str(artefact),
         promise=decode(Promise, encode(live)) if live is not None and live.verdict == "met" else None,
         front=tuple(row.name for row in find_front(rows)),
         candidates=rows,
         not_applicable=search.not_applicable,
-        strategy=plan.strategy,
         seconds=journal.spent_s,
         budget_s=plan.budget_s,
         n_groups=search.n_groups,
         next=f"fulltilt infer serve {artefact}",
-        notes=(*journal.notes, *_note_acceptance(chosen, plan.goal), *_note_left_out(rows)),
+        notes=(*_note_acceptance(chosen, plan.goal), *_note_left_out(rows)),
         cpu_pressure_pct=search.cpu_pressure_pct,
         out_dir=str(out_dir),
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -150,7 +147,7 @@ def write_chosen(source: Path, target: Path, chosen: Candidate, result: SearchRe
     fresh = target.with_name(f".{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(source, fresh)
-    told = ("goal", "gain", "gain_over_naive", "strategy", "cpu_pressure_pct", "utc", "machine")
+    told = ("goal", "gain", "cpu_pressure_pct", "utc", "machine")
     search = {"candidate": encode(chosen), **{name: encode(getattr(result, name)) for name in told}}
     evidence = json.loads((fresh / EVIDENCE).read_text()) | {"search": search}
     write_atomic(fresh / EVIDENCE, json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")

@@ -31,24 +31,21 @@ from fulltilt.infer.search.simulate import draw_arrivals
 from fulltilt.infer.search.surface import BATCHES, Point, Surface, plan_points
 from fulltilt.levers import Lever
 from fulltilt.records import Plan, encode
-from fulltilt.stats import Comparison, Evidence, is_look
+from fulltilt.stats import Evidence, is_look
 from fulltilt.stats.alternation import LEAST_GROUPS
 
 NOTHING = "eager fp32 cannot be measured, so there is nothing to compare with"
-NAIVE = "eager fp32 in order of arrival, padded to the longest"
-NAIVE_BATCH = 16
 GROUP_SIZE = 5  # processes that live at the same time, eager among them
 LOOK_S, PROOF_S = 0.2, 0.4  # of timed blocks, for each pair of arms and stage; two rounds at least
 N_FINALISTS = 3
 N_VARIED = 2  # best candidates on which the other levers are tried
 BUILD, LOOK, VARY = 0.6, 0.7, 0.85  # of the time before the proof: when a part of the search ends
-PROVE, PROVE_ARMS = 0.35, 4  # kept back for a proof: at most so much of the budget, and what so many arms take
+PROVE, PROVE_ARMS = 0.35, 3  # kept back for a proof: at most so much of the budget, and what so many arms take
 ACCEPT, ACCEPT_S = 0.2, 40.0  # kept back for loads: at most so much of the budget, and seconds of each
 FIRST_BATCHES = (1, 4)  # of eager, before the lengths are known
 PASS_S = 0.25  # of eager: how long a pass over real samples takes
 PASS_STAGES = 4  # a block of passes takes as long as so many of a point
 PASS_SAMPLES = (32, 1024)
-N_EXHAUSTIVE = 4  # groups of each candidate in the exhaustive search
 
 
 @dataclasses.dataclass
@@ -62,7 +59,6 @@ class Search:
     budget_s: float
     n_groups: int = 0
     cpu_pressure_pct: float | None = None  # the most of a group of the proof
-    gain_over_naive: Comparison | None = None
     are_alone: bool = False  # samples that cannot share a batch
 
     def __post_init__(self) -> None:
@@ -73,7 +69,6 @@ class Search:
         kept_s = min(N_FINALISTS * ACCEPT_S, ACCEPT * self.budget_s) if self.goal.is_capacity else 0.0
         self._proof_end_s = self._look_end_s = self.budget_s - kept_s
         self._surface: dict[Point, Evidence[str]] = defaultdict(Evidence)
-        self._jitter: dict[str, list[float]] = defaultdict(list)
         self._proof: Evidence[str] = Evidence()
         self._build_s: dict[str, float] = {}  # engine → of the last candidate
         self._open_s = self._stage_s = 0.0  # of each arm of the last group
@@ -95,16 +90,6 @@ class Search:
         self.look([*kept, *added], is_coarse=False, n_groups=2, end_s=self._look_end_s)
         self.finish([*kept, *added])
 
-    def run_exhaustive(self) -> None:
-        """Measure every plan with every policy in turns with eager, without models and without halving."""
-        self.start()
-        plans, self.not_applicable = list_combinations(self.catalogue, self.facts, self.baseline, self.catalogue)
-        names = self.build(plans, end_s=self.budget_s)
-        self.look([], is_coarse=True, n_groups=1, end_s=self.budget_s)
-        for name in names:
-            self._measure_policies(name)
-        self.finish(names)
-
     def start(self) -> None:
         """Build eager fp32 and measure its longest sample, however long that takes."""
         row = self.candidates[self.base] = Candidate(name=self.base, plan=self.baseline)
@@ -113,8 +98,8 @@ class Search:
             raise FulltiltError(f"{NOTHING}: {row.reason}")
         row.status = "baseline"
         stages = [{self.base: {"batch": batch, "length": None}} for batch in FIRST_BATCHES]
-        group = self._measure("longest", [self.base], stages, 0.0, math.inf)
-        self.lengths = group.lengths
+        group = self.measure("longest", [self.base], stages, 0.0, math.inf)
+        self.lengths = tuple(group.arms[self.base]["lengths"])
         self.arrivals = draw_arrivals(self.lengths, self.goal.samples_per_request)
         for batch, turns in zip(FIRST_BATCHES, group.stages, strict=True):
             self._surface[max(self.lengths), batch].add(turns)
@@ -157,21 +142,18 @@ class Search:
             arms = [self.base, *(name for name in chunk if self.candidates[name].is_alive)]
             stages = [{arm: {"batch": batch, "length": length} for arm in arms} for length, batch in points]
             try:
-                group = self._measure(f"look {number} at {len(points)}", arms, stages, LOOK_S, end_s)
+                group = self.measure(f"look {number} at {len(points)}", arms, stages, LOOK_S, end_s)
             except OverError:
                 break
-            for point, turns, calls_s in zip(points, group.stages, group.calls_s, strict=True):
+            for point, turns in zip(points, group.stages, strict=True):
                 self._surface[point].add(turns)
-                for arm, seconds in calls_s.items():
-                    mean_s = statistics.fmean(seconds)
-                    self._jitter[arm] += [each_s / mean_s for each_s in seconds]
         for name in (self.base, *filter(lambda name: self.candidates[name].is_alive, names)):
             if self._list_points(name):
                 self._rate(name)
             else:
                 self.candidates[name].drop("untried", f"{OVER} it was measured")
 
-    def _measure(
+    def measure(
         self, question: str, arms: list[str], stages: Sequence[Mapping[str, Order]], seconds: float, end_s: float
     ) -> Group:
         """Measure a group; an arm that fails is dropped, and the others are measured without it.
@@ -179,26 +161,25 @@ class Search:
         Raises:
             OverError: there is no time for it.
         """
-        kept, n_stages = list(arms), len(stages) * (PASS_STAGES if seconds == PROOF_S else 1)
+        n_stages = len(stages) * (PASS_STAGES if seconds == PROOF_S else 1)
         while True:
-            sources = {arm: self.base if arm == NAIVE else arm for arm in kept}
-            orders = [{arm: order for arm, order in stage.items() if arm in sources} for stage in stages]
-            limits_s = {"limit_s": end_s - self.bench.spent_s, "expected_s": self._expect_s(len(kept), n_stages)}
-            group = self.bench.measure(question, sources, orders, seconds, **limits_s)
+            orders = [{arm: order for arm, order in stage.items() if arm in arms} for stage in stages]
+            limits_s = {"limit_s": end_s - self.bench.spent_s, "expected_s": self._expect_s(len(arms), n_stages)}
+            group = self.bench.measure(question, orders, seconds, **limits_s)
             if group.failed is None:
                 break
             name, status, reason = group.failed
-            if sources[name] == self.base:
+            if name == self.base:
                 raise FulltiltError(f"{NOTHING}: {reason}")
             self.candidates[name].drop(status, reason)
-            kept.remove(name)
+            arms = [arm for arm in arms if arm != name]
         self.n_groups += 1
-        self._open_s = group.open_s / len(kept)
-        self._stage_s = (group.seconds - group.open_s) / len(kept) / n_stages
-        for arm in kept:
-            row = self.candidates[sources[arm]]
-            row.cold_start_s = group.cold_start_s[arm]
-            row.memory_gib = max(row.memory_gib or 0.0, group.memory_gib[arm])
+        self._open_s = group.open_s / len(arms)
+        self._stage_s = (group.seconds - group.open_s) / len(arms) / n_stages
+        for arm in arms:
+            row, said = self.candidates[arm], group.arms[arm]
+            row.cold_start_s = said["cold_start_s"]
+            row.memory_gib = max(row.memory_gib or 0.0, said["memory_gib"])
         return group
 
     def _expect_s(self, n_arms: int, n_stages: int) -> float:
@@ -207,21 +188,19 @@ class Search:
     def _rate(self, name: str) -> None:
         """Choose the policy of a candidate by its surface so far."""
         row, points = self.candidates[name], self._list_points(name)
-        seconds = [batch / self._estimate_rate(self._surface[length, batch], name) for length, batch in points]
-        jitter = tuple(sorted(self._jitter[name])) or (1.0,)
-        row.surface = Surface(points=tuple(points), seconds=tuple(seconds), jitter=jitter)
-        service, policies = row.surface.build_service(), self._list_policies(row.plan)
+        seconds = [batch / self.estimate_rate(self._surface[length, batch], name) for length, batch in points]
+        row.surface = Surface(points=tuple(points), seconds=tuple(seconds))
+        service, policies = row.surface.build_service(), self.list_policies(row.plan)
         found = choose_policy(policies, service, self.lengths, self.goal, self.arrivals)
-        row.policy, row.samples_per_s = found.policy, found.samples_per_s
-        row.response_s, row.capacity_requests_per_s = found.response_s, found.capacity_requests_per_s
+        row.policy, row.samples_per_s, row.response_s, row.capacity_requests_per_s = found
 
     def _list_points(self, name: str) -> list[Point]:
         return sorted(point for point, evidence in self._surface.items() if evidence.count_groups([name]))
 
-    def _list_policies(self, plan: Plan) -> list[Policy]:
+    def list_policies(self, plan: Plan) -> list[Policy]:
         return [Policy()] if self.are_alone else list_policies(self.lengths, plan)
 
-    def _estimate_rate(self, evidence: Evidence[str], name: str) -> float:
+    def estimate_rate(self, evidence: Evidence[str], name: str) -> float:
         """Estimate a rate as eager's times what the candidate is faster: so a slow minute of the machine cancels."""
         ratios = evidence.list_log_ratios(self.base, name)
         return evidence.estimate_rate(self.base) * math.exp(statistics.median(ratios))
@@ -247,50 +226,43 @@ class Search:
 
     def prove(self, names: list[str]) -> None:
         """Have finalists take turns with eager on real samples until it is decided who is faster."""
-        fixed = [self.base, *([NAIVE] if min(self.lengths) < max(self.lengths) and not self.are_alone else [])]
         left_s = self._proof_end_s - self.bench.spent_s
-        while names and LEAST_GROUPS * self._expect_s(len(fixed) + len(names), PASS_STAGES) > left_s:
+        while names and LEAST_GROUPS * self._expect_s(1 + len(names), PASS_STAGES) > left_s:
             self.candidates[names.pop()].drop("untried", f"{OVER} it was proven")
-        rows = [self.candidates[name] for name in names]
-        n_samples = self._count_pass([self.candidates[self.base], *rows])
-        padded = Policy(max_batch=NAIVE_BATCH, length_multiple=max(self.lengths))
-        orders = {row.name: _order(row.policy, n_samples) for row in (self.candidates[self.base], *rows)}
-        orders |= {NAIVE: {**_order(padded, n_samples), "in_order": True}} if NAIVE in fixed else {}
+        base, *rows = (self.candidates[name] for name in (self.base, *names))
+        orders = self.order_passes([(row.name, row.policy) for row in (base, *rows)])
         while alive := [row.name for row in rows if row.is_alive]:
-            question = f"proof {(number := self._proof.count_groups(fixed))}"
-            compared = [self._proof.compare(self.base, name).is_decided for name in alive]
+            number = self._proof.count_groups([self.base])
+            if is_look(number) and all(self._proof.compare(self.base, name).is_decided for name in alive):
+                break
             try:
-                if is_look(number) and all(compared):
-                    break
-                group = self._measure(question, [*fixed, *alive], [orders], PROOF_S, self._proof_end_s)
+                group = self.measure(f"proof {number}", [self.base, *alive], [orders], PROOF_S, self._proof_end_s)
             except OverError:
                 break
             self._proof.add(group.stages[0])
             self.cpu_pressure_pct = max(group.cpu_pressure_pct or 0.0, self.cpu_pressure_pct or 0.0)
+            base.samples_per_s = self._proof.estimate_rate(self.base)
         for row in filter(lambda row: row.is_alive, rows):
             self._judge(row)
-        if self._proof.count_groups(fixed):
-            self.candidates[self.base].samples_per_s = self._proof.estimate_rate(self.base)
-            best = max((self.base, *alive), key=lambda arm: self._estimate_rate(self._proof, arm))
-            self.gain_over_naive = self._proof.compare(NAIVE, best) if NAIVE in fixed else None
 
     def _judge(self, row: Candidate) -> None:
         known = self._proof.compare(self.base, row.name)
         if known.n_groups < LEAST_GROUPS:
             row.drop("untried", f"{OVER} it was proven")
             return
-        row.gain, row.samples_per_s = known, self._estimate_rate(self._proof, row.name)
+        row.gain, row.samples_per_s = known, self.estimate_rate(self._proof, row.name)
         if known.verdict == "faster":
             row.status = "offered"
         else:
             low, high = (1 + pct / 100 for pct in known.ci_pct)
             row.drop("slower", f"not proven faster than eager fp32 ({low:.2f} to {high:.2f} times)")
 
-    def _count_pass(self, rows: Sequence[Candidate]) -> int:
-        """Count the samples of a pass: a quarter second of eager's, and a whole batch of every policy."""
-        wanted = math.ceil(PASS_S * (rows[0].samples_per_s or 1.0))
+    def order_passes(self, policies: Sequence[tuple[str, Policy | None]]) -> dict[str, Order]:
+        """Order passes over what eager answers in a quarter second, and a whole batch of each policy at least."""
         least, most = PASS_SAMPLES
-        return max(least, min(most, wanted), *(row.policy.max_batch for row in rows if row.policy))
+        wanted = math.ceil(PASS_S * (self.candidates[self.base].samples_per_s or 1.0))
+        n_samples = max(least, min(most, wanted), *(policy.max_batch for _, policy in policies if policy))
+        return {arm: {"policy": encode(policy), "n_samples": n_samples} for arm, policy in policies}
 
     def accept(self) -> None:
         """Serve and load the best; who misses the target is not offered, eager apart."""
@@ -307,31 +279,6 @@ class Search:
             if row.live.verdict == "missed" and row.status != "baseline":
                 row.drop("refused", f"missed under load: {row.live.why or 'too many responses were late'}")
 
-    def _measure_policies(self, name: str) -> None:
-        """Measure all policies of a candidate, eager beside it with its best one, and take the best."""
-        row, base = self.candidates[name], self.candidates[self.base]
-        policies = self._list_policies(row.plan)
-        n_samples = max(policies[-1].max_batch, self._count_pass([base]))
-        own = _order(base.policy, n_samples)
-        stages = [{self.base: own, name: _order(policy, n_samples)} for policy in policies]
-        found: list[Evidence[str]] = [Evidence() for _ in policies]
-        for number in range(N_EXHAUSTIVE):
-            try:
-                group = self._measure(f"policies {number}", [self.base, name], stages, PROOF_S, self._proof_end_s)
-            except OverError:
-                row.drop("untried", f"{OVER} it was measured")
-                return
-            if not row.is_alive:
-                return
-            for evidence, turns in zip(found, group.stages, strict=True):
-                evidence.add(turns)
-        rates = [self._estimate_rate(evidence, name) for evidence in found]
-        row.samples_per_s, row.policy = max(zip(rates, policies, strict=True), key=lambda pair: pair[0])
-
     @property
     def offered(self) -> list[Candidate]:
         return [row for row in self.candidates.values() if row.status in OFFERED]
-
-
-def _order(policy: Policy | None, n_samples: int) -> Order:
-    return {"policy": encode(policy), "n_samples": n_samples}

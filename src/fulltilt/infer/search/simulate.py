@@ -12,7 +12,6 @@ from fulltilt.infer.serve.batcher import choose_batch
 N_REQUESTS = 1000
 N_SAMPLES = 6000  # of all requests: of large ones fewer are simulated
 N_LEAST = 400  # what a p99 needs
-N_CAPACITY_STEPS = 6
 GIVE_UP_S = 30.0  # that the oldest waits: the queue grows, and no percentile means anything
 SEED = 7
 
@@ -23,13 +22,11 @@ class Service:
 
     Attributes:
         estimate_s: (samples, padded length) → seconds of the model's call.
-        jitter: Factors that single calls take, drawn at random.
         request_s: Seconds that a request takes beside the model while others go on, of which one is drawn for each.
         sample_s: Seconds beside the call that each of its samples keeps the model from the next batch.
     """
 
     estimate_s: Callable[[int, int], float]
-    jitter: Sequence[float] = (1.0,)
     request_s: Sequence[float] = (0.0,)
     sample_s: float = 0.0
 
@@ -72,7 +69,6 @@ def simulate_responses_s(
     Returns nothing where the oldest waits longer than ``give_up_s``.
     """
     due_s, rng = [unit_s / requests_per_s for unit_s in arrivals.unit_s], np.random.default_rng(SEED)
-    factors = iter(rng.choice(np.asarray(service.jitter), sum(map(len, arrivals.lengths))).tolist())
     beside_s = rng.choice(np.asarray(service.request_s), len(due_s)).tolist()
     left = [len(lengths) for lengths in arrivals.lengths]
     responses_s = [0.0] * len(due_s)
@@ -87,7 +83,7 @@ def simulate_responses_s(
         if now_s - due_s[waiting[0].request] > give_up_s:
             return []
         batch, waiting = take_batch(waiting, policy)
-        now_s += next(factors) * estimate_batch_s(batch, policy, service) + service.sample_s * len(batch)
+        now_s += estimate_batch_s(batch, policy, service) + service.sample_s * len(batch)
         for sample in batch:
             left[sample.request] -= 1
             if not left[sample.request]:
@@ -119,21 +115,3 @@ def estimate_offline_samples_per_s(values: Sequence[int], policy: Policy, servic
         batch, waiting = take_batch(waiting, policy)
         seconds += estimate_batch_s(batch, policy, service)
     return len(values) / seconds
-
-
-def estimate_capacity(
-    arrivals: Arrivals, policy: Policy, service: Service, *, quantile: float, limit_s: float, at_most: float
-) -> float:
-    """Estimate the most requests a second of which the quantile of the response stays within the limit; 0: none."""
-
-    def is_within(rate: float) -> bool:
-        responses_s = simulate_responses_s(arrivals, rate, policy, service, give_up_s=4 * limit_s)
-        return compute_quantile_s(responses_s, quantile) <= limit_s
-
-    low, high = at_most / 100, at_most
-    if not is_within(low):
-        return 0.0
-    for _ in range(N_CAPACITY_STEPS):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if is_within(middle) else (low, middle)
-    return low

@@ -19,15 +19,10 @@ Point = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Surface:
-    """Seconds of a call at the measured points; between them linear, beyond them as between the last two.
-
-    Attributes:
-        jitter: Single calls over the mean of their point, sorted: how service times scatter.
-    """
+    """Seconds of a call at the measured points; between them linear, beyond them as between the last two."""
 
     points: tuple[Point, ...]
     seconds: tuple[float, ...]
-    jitter: tuple[float, ...] = (1.0,)
 
     def build_service(self) -> Service:
         rows: dict[int, list[tuple[int, float]]] = {}
@@ -38,7 +33,7 @@ class Surface:
         def estimate_s(batch: int, length: int) -> float:
             return _interpolate([(at, _interpolate(row, batch)) for at, row in rows.items()], length)
 
-        return Service(estimate_s=estimate_s, jitter=self.jitter)
+        return Service(estimate_s=estimate_s)
 
 
 def plan_points(lengths: Sequence[int], one_s: float, *, is_coarse: bool, max_batch: int) -> list[Point]:
