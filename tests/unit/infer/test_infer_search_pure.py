@@ -9,12 +9,15 @@ import pytest
 
 from fulltilt.cli._infer_search import describe_search, print_search
 from fulltilt.cli._shared import build_console
+from fulltilt.config import config_for_object
 from fulltilt.hardware import read_machine
+from fulltilt.infer.check import plan_check
 from fulltilt.infer.manifest import Accuracy, Policy
 from fulltilt.infer.search.candidates import build_baseline, list_combinations, list_variants, name_plan
 from fulltilt.infer.search.journal import FILE, Journal, OverError
 from fulltilt.infer.search.policies import Goal, choose_policy, estimate_capacity, list_policies
 from fulltilt.infer.search.result import Candidate, Live, SearchResult, choose, find_front
+from fulltilt.infer.search.run import plan_goal
 from fulltilt.infer.search.simulate import (
     Service,
     compute_quantile_s,
@@ -24,7 +27,7 @@ from fulltilt.infer.search.simulate import (
 )
 from fulltilt.infer.search.surface import Surface, plan_points
 from fulltilt.levers import Facts, Lever
-from fulltilt.records import Plan, decode, dumps
+from fulltilt.records import Plan, decode, dumps, encode
 from fulltilt.stats import Comparison
 
 LENGTHS = tuple(int(n) for n in np.clip(np.random.default_rng(1).lognormal(3.4, 0.6, 200), 4, 128))
@@ -126,6 +129,21 @@ def test_with_a_target_for_the_response_the_rate_within_it_decides():
     assert best.response_s <= 0.06
     assert best.capacity_requests_per_s < best.samples_per_s
     assert best.policy.max_batch > 1
+
+
+@pytest.mark.parametrize(
+    ("targets", "found"),
+    [
+        ("{}", (0.99, None, None)),
+        ("{requests_per_s: 40, response_s: {p50: 1, p95: 2}, batch_latency_ms: {p99: 100}}", (0.95, 2.0, 0.1)),
+    ],
+)
+def test_the_strictest_percentile_of_the_response_is_the_goal(targets, found):
+    config = config_for_object("tests.unit.infer.small_encoder:workload", [f"targets={targets}"])
+    checked = plan_check(config, needs_targets=False)
+    goal = plan_goal(checked.config, checked.targets, checked.load)
+    assert (goal.quantile, goal.limit_s, goal.batch_limit_s) == found
+    assert decode(Goal, encode(goal)) == goal
 
 
 def test_policies_bound_padded_elements_only_where_that_binds():

@@ -50,7 +50,7 @@ def plan_goal(config: Config, targets: tuple[Target, ...], load: Load) -> Goal:
     of_response = [
         (QUANTILES[t.statistic], t.limit) for t in targets if t.figure == "response_s" and t.statistic in QUANTILES
     ]
-    quantile, limit_s = max(of_response, default=(Goal.quantile, None))
+    quantile, limit_s = max(of_response, default=(0.99, None))
     of_batch = [t.limit / 1000 for t in targets if t.figure == "batch_latency_ms"]
     return Goal(
         requests_per_s=config.targets.requests_per_s,
