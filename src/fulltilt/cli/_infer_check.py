@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 from fulltilt.cli._shared import (
     add_workload_arguments,
     build_console,
-    list_train_words,
     note_interruption,
     print_result,
-    read_config,
-    resolve_config_argument,
+    read_config_and_words,
     show_progress,
     write_json,
 )
@@ -63,12 +61,11 @@ def _run_check(args: argparse.Namespace) -> int:
 
     if args.artefact and args.weights:
         raise UsageError("--artefact holds weights of its own; give it or --weights")
-    artefact = Path(args.artefact) if args.artefact else None
+    artefact, words = Path(args.artefact) if args.artefact else None, []
     if artefact and not (args.config or args.config_flag):
         config = check.read_artefact_config(artefact)
     else:
-        args.config, args.config_flag = resolve_config_argument(args), None
-        config = read_config(args)
+        config, words = read_config_and_words(args)
     plan = check.plan_check(config, weights=args.weights, artefact=artefact)
     out_dir = Path(args.out or Path("runs") / "infer" / plan.name)
     console = build_console(to_stderr=args.json == "-", is_screen=True)
@@ -76,7 +73,6 @@ def _run_check(args: argparse.Namespace) -> int:
     with check.open_check_folder(plan, out_dir) as folder:
         if folder.set_aside:
             aside.print(f"note: {folder.set_aside}")
-        words = [*list_train_words(args, args.config or ""), *(["--quiet"] if args.quiet else [])]
         weights, is_new = check.prepare_weights(plan, folder, words)
         aside.print(_describe_plan(plan.load))
         with show_progress("measuring") as progress:

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 from fulltilt.cli._shared import (
     add_workload_arguments,
     build_console,
-    list_train_words,
     note_interruption,
     print_result,
-    read_config,
-    resolve_config_argument,
+    read_config_and_words,
     show_progress,
     write_json,
 )
@@ -75,13 +73,12 @@ def _run_search(args: argparse.Namespace) -> int:
     from fulltilt.infer import check
     from fulltilt.infer.search.run import SearchPlan, open_search_folder, plan_goal, run_search
 
-    args.config, args.config_flag = resolve_config_argument(args), None
+    config, words = read_config_and_words(args)
     budget_s = parse_duration_s(args.budget)
-    checked = check.plan_check(read_config(args), weights=args.weights, needs_targets=False)
+    checked = check.plan_check(config, weights=args.weights, needs_targets=False)
     out_dir = Path(args.out or Path("runs") / "infer" / checked.name)
     console, aside = build_console(to_stderr=args.json == "-", is_screen=True), build_console(to_stderr=True)
     with check.open_check_folder(checked, out_dir) as folder:
-        words = [*list_train_words(args, args.config), *(["--quiet"] if args.quiet else [])]
         weights, _ = check.prepare_weights(checked, folder, words)
         plan = SearchPlan(
             config=checked.config,

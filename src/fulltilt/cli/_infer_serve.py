@@ -14,9 +14,8 @@ from fulltilt.cli._shared import (
     add_workload_arguments,
     build_console,
     check_at_least,
-    list_train_words,
     print_result,
-    read_config,
+    read_config_and_words,
     resolve_config_argument,
 )
 from fulltilt.errors import ConfigError, UsageError
@@ -64,13 +63,14 @@ def run(args: argparse.Namespace) -> int:
     folder, out_dir = _find_artefact(args, source, aside)
     settings = _read_settings(args, out_dir)
     token = _read_token(args, out_dir)
+    listening = {"host": args.host, "port": args.port, "token": token, "names": args.allow_host, "tls": tls}
     console = build_console(is_screen=True)
 
     def tell_start(url: str) -> None:
         _print_start(console, folder, url, out_dir / "token" if token else None)
 
     if args.engine == "ray":
-        return _run_on_ray(args, folder, settings, token, console, tell_start)
+        return _run_on_ray(args, folder, settings, listening, console, tell_start)
     from fulltilt.infer.artefact import open_artefact
     from fulltilt.infer.serve.service import Service
     from fulltilt.infer.serve.serving import serve
@@ -80,20 +80,12 @@ def run(args: argparse.Namespace) -> int:
 
     artefacts = [open_artefact(folder, n_threads=args.threads) for _ in range(args.replicas)]
     with contextlib.closing(Service(artefacts, settings, say=say, is_warmed_up=True)) as service:
-        serve(
-            service,
-            host=args.host,
-            port=args.port,
-            token=token,
-            names=args.allow_host,
-            tls=tls,
-            on_start=tell_start,
-        )
+        serve(service, **listening, on_start=tell_start)
     console.print("stopped; everything that was accepted was answered")
     return 0
 
 
-def _run_on_ray(args, folder: Path, settings: Settings, token: str | None, console: Console, tell_start) -> int:
+def _run_on_ray(args, folder: Path, settings: Settings, listening: dict, console: Console, tell_start) -> int:
     import signal
     import threading
 
@@ -102,17 +94,7 @@ def _run_on_ray(args, folder: Path, settings: Settings, token: str | None, conso
     n_replicas = (args.replicas, max(args.replicas, args.most_replicas or 0))
     ray.prepare()
     try:
-        url = ray.start(
-            folder,
-            settings,
-            host=args.host,
-            port=args.port,
-            token=token,
-            names=args.allow_host,
-            tls=read_tls(args),
-            n_replicas=n_replicas,
-            n_threads=args.threads,
-        )
+        url = ray.start(folder, settings, **listening, n_replicas=n_replicas, n_threads=args.threads)
         is_over = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):  # in place of Ray's own handlers, which abort
             signal.signal(number, lambda *_: is_over.set())
@@ -134,9 +116,8 @@ def _find_artefact(args: argparse.Namespace, source: str, aside: Console) -> tup
     if folder.is_dir():
         raise UsageError(f"{folder} holds no {MANIFEST}; name an artefact's folder, or a configuration")
     args.config, args.config_flag = source, None
-    config = read_config(args)
+    config, words = read_config_and_words(args)
     out_dir = Path(args.out or Path("runs") / "infer" / config.run_name)
-    words = [*list_train_words(args, source), *(["--quiet"] if args.quiet else [])]
     aside.print(f"{source} is served in eager as it is; fulltilt infer search finds what is faster", soft_wrap=True)
     from fulltilt.infer.serve.eager import prepare_eager
 

@@ -112,6 +112,12 @@ def list_train_words(args: argparse.Namespace, source: str) -> list[str]:
     return [source, *args.overrides, *given]
 
 
+def read_config_and_words(args: argparse.Namespace) -> tuple[Config, list[str]]:
+    """Load the configuration, and list the ``fulltilt train`` arguments that train its model as quietly."""
+    args.config, args.config_flag = resolve_config_argument(args), None
+    return read_config(args), [*list_train_words(args, args.config), *(["--quiet"] if args.quiet else [])]
+
+
 def resolve_config_argument(args: argparse.Namespace) -> str:
     """Return the configuration that ``args`` name; raise a UsageError for none, or two different ones."""
     positional, flag = args.config, args.config_flag
