@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from benchmarks._runner import ROOT
 from fulltilt.infer.search.bench import open_artefacts
 from fulltilt.infer.search.result import SearchResult
 from fulltilt.records import decode, encode
-from fulltilt.stats import Comparison, Evidence, Turns, run_group
+from fulltilt.stats import Comparison, Evidence, run_group
 
 
 class Searched(NamedTuple):
@@ -35,24 +36,24 @@ def search(*words: str, out: Path) -> Searched:
     return Searched(decode(SearchResult, json.loads((out / "result.json").read_text())), time.monotonic() - begin_s)
 
 
-def order_of(result: SearchResult, n_samples: int) -> dict[str, Any]:
-    return {"policy": encode(result.find(result.chosen).policy), "n_samples": n_samples}
+class Contestant(NamedTuple):
+    """An artefact, and what its blocks are of."""
+
+    folder: Path
+    order: Mapping[str, Any]
 
 
-def take_turns(folders: Mapping[str, Path], orders: Mapping[str, Any]) -> dict[str, Turns]:
-    """Have artefacts take turns in a group of fresh processes."""
-    with open_artefacts(folders, next(iter(folders.values())).parent) as arms:
-        for name, arm in arms.items():
-            arm.order = json.dumps(orders[name])
-        return run_group(arms)
+def read_chosen(result: SearchResult) -> Contestant:
+    return Contestant(Path(result.artefact), {"policy": encode(result.find(result.chosen).policy), "n_samples": 256})
 
 
-def compare_chosen(base: SearchResult, other: SearchResult, *, n_groups: int, n_samples: int = 256) -> Comparison:
-    """Compare what two searches chose, each with its policy, in turns of fresh processes."""
+def compare_in_turns(base: Contestant, other: Contestant, *, n_groups: int) -> tuple[Comparison, list[float]]:
+    """Have two artefacts take turns in fresh processes → how much faster the second is, and how many times a group."""
     evidence: Evidence[str] = Evidence()
-    results = {"base": base, "other": other}
-    folders = {name: Path(result.artefact) for name, result in results.items()}
-    orders = {name: order_of(result, n_samples) for name, result in results.items()}
+    contestants = {"base": base, "other": other}
     for _ in range(n_groups):
-        evidence.add(take_turns(folders, orders))
-    return evidence.compare("base", "other")
+        with open_artefacts({name: one.folder for name, one in contestants.items()}, base.folder.parent) as arms:
+            for name, arm in arms.items():
+                arm.order = json.dumps(contestants[name].order)
+            evidence.add(run_group(arms))
+    return evidence.compare("base", "other"), [math.exp(log) for log in evidence.list_log_ratios("base", "other")]

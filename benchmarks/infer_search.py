@@ -12,14 +12,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks._infer_tools import Searched, compare_chosen, order_of, search, take_turns
+from benchmarks._infer_tools import Contestant, Searched, compare_in_turns, read_chosen, search
 from benchmarks._runner import Context, Findings
-from benchmarks._schema import Arm, Target, judge
+from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.config import config_for_object
 from fulltilt.infer.check import plan_check
 from fulltilt.infer.manifest import Policy
 from fulltilt.infer.search.candidates import list_combinations
-from fulltilt.infer.search.result import SearchResult
+from fulltilt.infer.search.result import Candidate
 from fulltilt.infer.search.run import SearchPlan, plan_goal, run_search
 from fulltilt.infer.search.search import PROOF_S, Search
 from fulltilt.records import encode
@@ -35,6 +35,7 @@ DEVICES = ("cpu",)
 LENIENT = ("inference.min_sqnr_db=20",)
 BUDGET = "10m"
 SMALL = "benchmarks._infer_encoder:small"
+UNIT = "group of fresh processes in turns"
 N_GROUPS = 4  # of each candidate in the exhaustive search
 N_NAIVE, NAIVE_BATCH = 6, 16
 
@@ -70,59 +71,42 @@ class Exhaustive(Search):
 def run(context: Context) -> Findings:
     with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
         out = Path(folder)
-        arms, targets, notes = _run_mix(out / "mix")
-        if not context.quick:
-            more = _run_exhaustive(out)
-            arms, targets, notes = [*arms, *more[0]], [*targets, *more[1]], [*notes, *more[2]]
-    return Findings(arms=tuple(arms), targets=tuple(targets), notes=tuple(notes))
+        found = [_run_mix(out / "mix"), *([] if context.quick else [_run_exhaustive(out)])]
+    return Findings(
+        arms=tuple(arm for arm, _, _ in found),
+        targets=tuple(target for _, targets, _ in found for target in targets),
+        notes=tuple(note for _, _, notes in found for note in notes),
+    )
 
 
-def _run_mix(out: Path) -> tuple[list[Arm], list[Target], list[str]]:
+def _run_mix(out: Path) -> tuple[Arm, list[Target], list[str]]:
     result, seconds = search("benchmarks._infer_encoder:workload", *LENIENT, "--budget", BUDGET, out=out)
-    gain = compare_naive(result)
-    arms = [
-        Arm(
-            case="encoder of MiniLM's size, 256 texts of 4 to 128 words",
-            arm=result.chosen,
-            metric="times_naive_eager",
-            median=gain.speedup,
-            ci95=list_times(gain),
-            n=gain.n_groups,
-            unit_of_replication="group of fresh processes in turns",
-            note=f"policy {result.find(result.chosen).policy}; the interval is at 98 %",
-        ),
-        *(
-            Arm(
-                case="encoder of MiniLM's size, 256 texts of 4 to 128 words",
-                arm=row.name,
-                metric="times_eager_with_its_best_policy",
-                median=row.gain.speedup,
-                ci95=list_times(row.gain),
-                n=row.gain.n_groups,
-                unit_of_replication="group of fresh processes in turns",
-                note=row.status,
-            )
-            for row in result.candidates
-            if row.gain
-        ),
-    ]
+    chosen, padded = read_chosen(result), Policy(max_batch=NAIVE_BATCH, length_multiple=max(result.lengths))
+    order = {**chosen.order, "policy": encode(padded), "in_order": True}
+    naive = Contestant(Path(result.out_dir) / "artefacts" / "eager-fp32", order)
+    gain, times = compare_in_turns(naive, chosen, n_groups=N_NAIVE)
+    arm = build_arm(
+        times,
+        case="encoder of MiniLM's size, 256 texts of 4 to 128 words",
+        arm=result.chosen,
+        metric="times_naive_eager",
+        unit_of_replication=UNIT,
+        note=f"policy {result.find(result.chosen).policy}",
+    )
     targets = [
         judge("times naive eager fp32 (T2)", gain.speedup, list_times(gain), at_least=5.0),
         judge("seconds of the search (T3)", seconds, None, at_most=600.0),
     ]
-    reasons = [f"{row.name}: {row.status}: {row.reason}" for row in result.candidates if row.reason]
-    return arms, targets, reasons
+    return arm, targets, [_describe(row) for row in result.candidates if row.gain or row.reason]
 
 
-def compare_naive(result: SearchResult) -> Comparison:
-    """Compare what was chosen with eager fp32 in order of arrival, padded to the longest, in turns."""
-    padded = Policy(max_batch=NAIVE_BATCH, length_multiple=max(result.lengths))
-    orders = {"naive": {"policy": encode(padded), "n_samples": 256, "in_order": True}, "chosen": order_of(result, 256)}
-    out, evidence = Path(result.out_dir), Evidence[str]()
-    folders = {"naive": out / "artefacts" / "eager-fp32", "chosen": Path(result.artefact)}
-    for _ in range(N_NAIVE):
-        evidence.add(take_turns(folders, orders))
-    return evidence.compare("naive", "chosen")
+def _describe(row: Candidate) -> str:
+    if row.gain is None:
+        return f"{row.name}: {row.status}: {row.reason}"
+    low, high = list_times(row.gain)
+    return (
+        f"{row.name}: {row.status}, {row.gain.speedup:.3g} times eager with its best policy ({low:.3g} to {high:.3g})"
+    )
 
 
 def list_times(gain: Comparison) -> tuple[float, float]:
@@ -146,24 +130,22 @@ def _search_exhaustively(out: Path) -> Searched:
     return Searched(result, time.monotonic() - begin_s)
 
 
-def _run_exhaustive(out: Path) -> tuple[list[Arm], list[Target], list[str]]:
-    words = (SMALL, *LENIENT, "--budget")
-    found, found_s = search(*words, BUDGET, out=out / "found")
+def _run_exhaustive(out: Path) -> tuple[Arm, list[Target], list[str]]:
+    found, found_s = search(SMALL, *LENIENT, "--budget", BUDGET, out=out / "found")
     best, best_s = _search_exhaustively(out / "best")
-    compared = compare_chosen(best, found, n_groups=8)
-    low, high = (-pct for pct in reversed(compared.ci_pct))
-    arm = Arm(
+    compared, times = compare_in_turns(read_chosen(best), read_chosen(found), n_groups=8)
+    arm = build_arm(
+        [100 * (1 - share) for share in times],
         case="encoder of depth 2 and width 128, the same texts",
         arm=found.chosen,
         metric="regret_pct",
-        median=-compared.gain_pct,
-        ci95=(low, high),
-        n=compared.n_groups,
-        unit_of_replication="group of fresh processes in turns",
+        unit_of_replication=UNIT,
         note=f"exhaustive: {best.chosen}, {best.find(best.chosen).policy}; found: {found.find(found.chosen).policy}",
     )
-    targets = [
-        judge("regret against the exhaustive search, % (T3)", -compared.gain_pct, (low, high), at_most=5.0),
-        judge("share of the exhaustive search's time, % (T3)", 100 * found_s / best_s, None, at_most=25.0),
-    ]
-    return [arm], targets, [f"exhaustive: {best_s:.0f} s, {len(best.candidates)} plans; search: {found_s:.0f} s"]
+    low_pct, high_pct = compared.ci_pct
+    regret = judge(
+        "regret against the exhaustive search, % (T3)", -compared.gain_pct, (-high_pct, -low_pct), at_most=5.0
+    )
+    share = judge("share of the exhaustive search's time, % (T3)", 100 * found_s / best_s, None, at_most=25.0)
+    said = f"exhaustive: {best_s:.0f} s, {len(best.candidates)} plans; search: {found_s:.0f} s"
+    return arm, [regret, share], [said]
