@@ -134,7 +134,7 @@ def _read_settings(args: argparse.Namespace, out_dir: Path) -> Settings:
         raise UsageError(f"--cache-expiry {error}") from None
     return Settings(
         cache_mib=args.cache_mib,
-        cache_dir=str(Path(args.cache_dir or out_dir).resolve()),
+        cache_dir=Path(args.cache_dir or out_dir).resolve(),
         cache_disk_mib=args.cache_disk_mib,
         cache_expiry_s=expiry_s,
         n_waiting=args.queue,

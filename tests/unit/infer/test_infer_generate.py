@@ -154,7 +154,7 @@ def build_client(model=None, max_waiting=16):
     words = ("<unk>", "<eos>", *(f"w{number}" for number in range(38)))
     table = WordTable(words=words, tokenizer="words", ends_lines=True)
     service = TextService(find_writer(model or build_gpt()), table, max_waiting=max_waiting)
-    app, host = fastapi.FastAPI(), SimpleNamespace(is_ready=True, n_open=0)
+    app, host = fastapi.FastAPI(), SimpleNamespace(is_draining=False, n_open=0)
     app.include_router(build_router(service, host))
     return testclient.TestClient(app), host
 

@@ -107,7 +107,7 @@ def build_router(service: TextService, host: Any) -> APIRouter:
     """Build the route; the application that includes it checks who asks and how long a body is.
 
     Args:
-        host: Has ``is_ready``, and counts in ``n_open`` the requests that a drain waits for.
+        host: Has ``is_draining``, and counts in ``n_open`` the requests that a drain waits for.
     """
     router = APIRouter()
 
@@ -116,7 +116,7 @@ def build_router(service: TextService, host: Any) -> APIRouter:
         if service.n_inside > service.max_waiting:
             said = f"{service.n_inside} requests are inside, {service.max_waiting} may wait"
             raise HTTPException(429, said, headers={"Retry-After": "1"})
-        if not host.is_ready:
+        if host.is_draining:
             raise HTTPException(503, "the service is draining", headers={"Retry-After": "1"})
         try:
             prompt = service.read_prompt(body)

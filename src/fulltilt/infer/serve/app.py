@@ -132,7 +132,7 @@ async def read_health() -> JSONResponse:
 
 @router.get("/readyz")
 async def read_readiness(service: Served) -> JSONResponse:
-    status, said = (200, "ready") if service.is_ready else (503, "draining")
+    status, said = (503, "draining") if service.is_draining else (200, "ready")
     return JSONResponse({"status": said}, status)
 
 

@@ -4,7 +4,6 @@ All of it happens in one event loop, but for the model, which runs in threads: o
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -12,7 +11,6 @@ import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,7 @@ class Settings:
     """
 
     cache_mib: int = 64
-    cache_dir: str | None = None
+    cache_dir: Path | None = None
     cache_disk_mib: int = 1024
     cache_expiry_s: float = 24 * 3600.0
     n_waiting: int = 256
@@ -98,23 +96,22 @@ class Service:
             self.note(text)
         self.figures = Figures()
         self.is_draining, self.n_open = False, 0
-        self._lock = threading.Lock()  # around the two that follow: replicas take from the line by themselves
+        self._has_work = threading.Condition()  # around the line, which replicas take from by themselves
         self._waiting: dict[Entry, None] = {}  # oldest first
-        self._idle: list[ThreadPoolExecutor] = []
         self._flights: dict[Any, Entry] = {}
         self.policy = self.manifest.policy if self.manifest.joins == "pad" else Policy()
         self.cache = self._build_cache(first)
-        self._models = {ThreadPoolExecutor(1, thread_name_prefix="model"): each.answer for each in artefacts}
-        self._idle += self._models
-        if is_warmed_up:  # each in its own thread: what compilers keep belongs to one
-            concurrent.futures.wait([replica.submit(self._warm_up, model) for replica, model in self._models.items()])
+        self._are_warm, self._is_closing = threading.Barrier(1 + len(artefacts)), False
+        self._replicas = [
+            threading.Thread(target=self._run, args=(each.answer, is_warmed_up), name="model", daemon=True)
+            for each in artefacts
+        ]
+        for replica in self._replicas:
+            replica.start()
+        self._are_warm.wait()
         self.figures.watch("waiting_samples", "Samples in line", lambda: self.n_waiting)
         self.figures.watch("max_batch", "Largest batch that memory allows", lambda: self.policy.max_batch)
         self.figures.watch("cache_bytes", "Memory of the cache", lambda: self.cache.n_bytes if self.cache else 0)
-
-    @property
-    def is_ready(self) -> bool:
-        return not self.is_draining
 
     @property
     def n_waiting(self) -> int:
@@ -148,8 +145,11 @@ class Service:
         return [(each.answer.result() if isinstance(each, Entry) else each, source) for each, source in asked]
 
     def close(self) -> None:
-        for replica in self._models:
-            replica.shutdown()
+        with self._has_work:
+            self._is_closing = True
+            self._has_work.notify_all()
+        for replica in self._replicas:
+            replica.join()
         if self.cache is not None:
             self.cache.close()
 
@@ -164,8 +164,8 @@ class Service:
         settings = self.settings
         if settings.cache_mib == 0:
             return None
-        most_bytes = settings.cache_disk_mib * MIB
-        disk = Disk(Path(settings.cache_dir), most_bytes=most_bytes, say=self.note) if settings.cache_dir else None
+        folder, most_bytes = settings.cache_dir, settings.cache_disk_mib * MIB
+        disk = None if folder is None else Disk(folder, most_bytes=most_bytes, say=self.note)
         return Cache(  # where eager stands in, as notes say, its answers are others
             artefact=hashlib.sha256(dumps([self.manifest, list(artefact.notes)]).encode()).hexdigest(),
             memory_bytes=settings.cache_mib * MIB,
@@ -197,11 +197,9 @@ class Service:
         for entry in shared:
             entry.n_waiters += 1
         self._flights |= new
-        with self._lock:
+        with self._has_work:
             self._waiting |= dict.fromkeys(new.values())
-            called = [self._idle.pop() for _ in range(min(len(self._idle), len(new)))]
-        for replica in called:
-            replica.submit(self._run, replica, asyncio.get_running_loop())
+            self._has_work.notify(len(new))
         return asked
 
     async def _wait(self, entries: Sequence[Entry], deadline_s: float, is_gone: Callable[[], Awaitable[bool]]) -> None:
@@ -212,7 +210,7 @@ class Service:
                 left_s = deadline_s = math.inf  # the model has all of it
             _, pending = await asyncio.wait(pending, timeout=max(0.0, min(LOOK_S, left_s)))
             if pending and (left_s <= 0 or await is_gone()):
-                with self._lock:
+                with self._has_work:
                     for entry in entries:
                         entry.n_waiters -= 1
                         if entry.n_waiters == 0 and entry in self._waiting:
@@ -221,22 +219,26 @@ class Service:
                     raise HTTPException(504, "the deadline passed before the model began; give it more time")
                 raise HTTPException(GONE, "the client went away")
 
-    def _run(self, replica: ThreadPoolExecutor, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer batches in the thread of a replica until nothing waits, and bring their results to the loop."""
-        while batch := self._take(replica):
+    def _run(self, answer: Answer, is_warmed_up: bool) -> None:
+        """Answer batches in the thread of a replica, and bring their results to the loop."""
+        if is_warmed_up:  # here, since what compilers keep belongs to a thread
+            self._warm_up(answer)
+        self._are_warm.wait()
+        while batch := self._take():
             began_s = time.monotonic()
-            results = answer_each([entry.sample for entry in batch], self._models[replica], self._back_off)
+            results = answer_each([entry.sample for entry in batch], answer, self._back_off)
             with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
+                loop = batch[0].answer.get_loop()
                 loop.call_soon_threadsafe(self._settle, batch, results, time.monotonic() - began_s)
 
-    def _take(self, replica: ThreadPoolExecutor) -> list[Entry]:
-        with self._lock:
+    def _take(self) -> list[Entry]:
+        """Take the next batch out of line, once there is one; none when the service closes."""
+        with self._has_work:
+            self._has_work.wait_for(lambda: self._waiting or self._is_closing)
             waiting = list(self._waiting)
             batch = [waiting[place] for place in choose_batch(waiting, self.policy)] if waiting else []
             for entry in batch:
                 del self._waiting[entry]
-            if not batch:
-                self._idle.append(replica)
         return batch
 
     def _settle(self, batch: Sequence[Entry], results: Sequence[Result], model_s: float) -> None:
