@@ -14,17 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from fulltilt.errors import FulltiltError, PlanObstacleError, describe_error
 from fulltilt.hardware import read_instruction_set, read_package_version
-from fulltilt.infer.engines import Runner, find_engine
+from fulltilt.infer.engines import WEIGHTS, Runner, find_engine
 from fulltilt.infer.gates.effect import EAGER, is_eager
-from fulltilt.infer.joining import (
-    WEIGHTS,
-    Sample,
-    join_samples,
-    read_length,
-    read_samples,
-    split_outputs,
-    write_samples,
-)
+from fulltilt.infer.joining import Sample, join_samples, read_length, read_samples, split_outputs, write_samples
 from fulltilt.infer.manifest import Manifest
 from fulltilt.levers import find_obstacles, load_inference_catalogue
 from fulltilt.records import dumps, loads
@@ -42,16 +34,14 @@ class Artefact:
     """An artefact that was opened, ready to answer.
 
     Attributes:
+        manifest: With the plan of what answers.
         run: Answers arrays, batch first, with arrays, batch first.
-        notes: What to know of it; the first one says why eager fp32 answers instead, where it does.
-        plan: Of what answers: the manifest's, or eager fp32.
+        notes: Why eager fp32 answers instead, where it does.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, run: Runner, refusal: str | None = None):
+    def __init__(self, folder: Path, manifest: Manifest, run: Runner, notes: tuple[str, ...] = ()):
         self.folder, self.manifest, self.run, self.plan = folder, manifest, run, manifest.plan
-        self.is_fallback, self.notes = refusal is not None, ()
-        if refusal is not None:
-            self.plan, self.notes = {**manifest.plan, **EAGER}, (f"eager fp32 answers instead: {refusal}",)
+        self.notes, self.is_fallback = notes, bool(notes)
 
     @functools.cached_property
     def samples(self) -> tuple[Sample, ...]:
@@ -169,15 +159,15 @@ def open_artefact(folder: Path, *, must_match: bool = True, n_threads: int | Non
     try:
         if damage := find_damage(folder, manifest, [WEIGHTS]):
             raise FulltiltError(damage)
-        return Artefact(folder, manifest, open_eager(folder, manifest), refusal)
+        return open_eager(folder, manifest, (f"eager fp32 answers instead: {refusal}",))
     except Exception as error:  # the user's code may raise anything
         raise FulltiltError(f"{folder} cannot be opened: {refusal}; nor in eager fp32: {tell(error)}") from error
 
 
-def open_eager(folder: Path, manifest: Manifest) -> Runner:
+def open_eager(folder: Path, manifest: Manifest, notes: tuple[str, ...] = ()) -> Artefact:
     """Open the model of an artefact in eager fp32, with the threads of its plan."""
     eager = dataclasses.replace(manifest, plan={**manifest.plan, **EAGER})
-    return find_engine("eager").load(folder, eager)
+    return Artefact(folder, eager, find_engine("eager").load(folder, eager), notes)
 
 
 def find_damage(folder: Path, manifest: Manifest, names: Sequence[str]) -> str | None:

@@ -14,7 +14,7 @@ Array = NDArray[np.generic]
 Sample = tuple[Array, ...]
 """The inputs of one sample, without the batch dimension."""
 
-SAMPLES, WEIGHTS = "samples.npz", "weights.pt"  # of every artefact
+SAMPLES = "samples.npz"
 MIN_LENGTH = 2  # padded to: compilers make code of its own for sizes 0 and 1
 
 
@@ -50,7 +50,12 @@ def _stack(arrays: Sequence[Array], spec: InputSpec, length: int) -> Array:
 
 def write_samples(folder: Path, samples: Sequence[Sample], outputs: Sequence[Sample] = ()) -> None:
     """Write samples, and what they were answered with. Arrays of one kind lie in one, one behind the other."""
-    np.savez(folder / SAMPLES, **_pack("input", samples), **_pack("output", outputs))
+    packed: dict[str, Any] = {}
+    for kind, rows in (("input", samples), ("output", outputs)):
+        for i, arrays in enumerate(zip(*rows, strict=True)):
+            packed[f"{kind}_{i}"] = np.concatenate([np.ravel(array) for array in arrays])
+            packed[f"{kind}_{i}_shapes"] = np.array([array.shape for array in arrays], dtype=np.int64)
+    np.savez(folder / SAMPLES, **packed)
 
 
 def read_samples(folder: Path, kind: str = "input") -> tuple[Sample, ...]:
@@ -69,11 +74,3 @@ def read_samples(folder: Path, kind: str = "input") -> tuple[Sample, ...]:
         return tuple(zip(*columns, strict=True))
     except (OSError, ValueError, KeyError) as error:
         raise FulltiltError(f"{folder / SAMPLES} cannot be read ({error}); build the artefact anew") from error
-
-
-def _pack(kind: str, samples: Sequence[Sample]) -> dict[str, Any]:
-    packed: dict[str, Any] = {}
-    for i, arrays in enumerate(zip(*samples, strict=True)):
-        packed[f"{kind}_{i}"] = np.concatenate([np.ravel(array) for array in arrays])
-        packed[f"{kind}_{i}_shapes"] = np.array([array.shape for array in arrays], dtype=np.int64)
-    return packed

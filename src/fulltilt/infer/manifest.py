@@ -31,7 +31,6 @@ class Policy:
     """How waiting requests are put together, whenever the model is free.
 
     Attributes:
-        max_batch: Samples of a batch.
         max_tokens: Samples times the longest length of a batch, padding included; None: no bound.
         length_multiple: Lengths are padded up to a multiple of this, so that few shapes occur.
     """
@@ -43,12 +42,7 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Promise:
-    """What was accepted live: under this load the stated share of responses was within the limit.
-
-    Attributes:
-        quantile: 0.99 for p99.
-        n_responses: How many it took to accept.
-    """
+    """What was accepted live: under this load the share ``quantile`` of responses (p99: 0.99) was within the limit."""
 
     requests_per_s: float
     quantile: float
@@ -64,7 +58,6 @@ class Accuracy:
     Attributes:
         sqnr_db: Power of the outputs over power of the error, 200 at most (where they are equal).
         changed_labels_pct: Samples whose largest output is another; None where outputs are no scores of classes.
-        metric: Name of the workload's metric; None: it has none.
         metric_drop_ci95: Interval of what the metric lost, over pairs of samples.
     """
 

@@ -163,8 +163,7 @@ def test_a_plan_that_cannot_apply_and_an_engine_that_cannot_build_say_why(model,
     assert not (tmp_path / "a" / "manifest.json").exists()
 
 
-def test_a_candidate_is_judged_by_its_answers_and_its_gain(model, folder, monkeypatch):
-    monkeypatch.setattr("fulltilt.infer.building.SPEED_S", 0.1)
+def test_a_candidate_is_judged_by_its_answers_and_its_gain(model, folder):
     manifest, failures = judge_candidate(model, folder)
     assert manifest.accuracy.n_samples == 40
     assert 20 < manifest.accuracy.sqnr_db < 60

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from fulltilt.infer.joining import Sample
 
+WEIGHTS = "weights.pt"  # in fp32, of every artefact
+
 
 class Runner(Protocol):
     """A model ready to answer."""

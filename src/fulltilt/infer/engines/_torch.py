@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from fulltilt.config import config_from_values
 from fulltilt.engine.build.assemble import build_workload
 from fulltilt.errors import PlanObstacleError
-from fulltilt.infer.engines import Runner
-from fulltilt.infer.joining import WEIGHTS, Sample, join_samples, read_length
+from fulltilt.infer.engines import WEIGHTS, Runner
+from fulltilt.infer.joining import Sample, join_samples, read_length
 from fulltilt.infer.manifest import Manifest
 from fulltilt.infer.model import Flat, InferenceModel, build_model
 from fulltilt.levers import Setup, load_inference_catalogue

@@ -24,6 +24,7 @@ WITHOUT_SATURATION = ("AMX", "AVX512_VNNI", "AVX2_VNNI")
 
 def build(model: "InferenceModel", plan: Mapping[str, Any], folder: Path) -> None:
     """Export for every batch and length up to the declared ones, and quantise; 5 to 30 s. Imports torch."""
+    import onnxruntime.quantization
     import torch
 
     from fulltilt.infer.engines._torch import apply_levers, plan_export
@@ -41,23 +42,17 @@ def build(model: "InferenceModel", plan: Mapping[str, Any], folder: Path) -> Non
             assert program is not None
             if plan["quantization"] == "none":
                 program.save(str(folder / FILE))
-            else:
-                _quantize(program.model_proto, folder / FILE)
+                return
+            del program.model_proto.graph.value_info[:]  # of fp32: the quantiser refuses types that it changes
+            onnxruntime.quantization.quantize_dynamic(
+                program.model_proto,
+                folder / FILE,
+                op_types_to_quantize=["MatMul", "Gemm", "LSTM"],
+                per_channel=True,
+                reduce_range=read_instruction_set() not in WITHOUT_SATURATION,
+            )
     finally:
         logging.disable(logging.NOTSET)
-
-
-def _quantize(model: Any, file: Path) -> None:
-    import onnxruntime.quantization
-
-    del model.graph.value_info[:]  # of fp32: the quantiser refuses types that it changes
-    onnxruntime.quantization.quantize_dynamic(
-        model,
-        file,
-        op_types_to_quantize=["MatMul", "Gemm", "LSTM"],
-        per_channel=True,
-        reduce_range=read_instruction_set() not in WITHOUT_SATURATION,
-    )
 
 
 class OnnxRunner(Runner):

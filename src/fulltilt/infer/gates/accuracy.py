@@ -53,7 +53,7 @@ def compute_metric_drop(name: str, fp32: Sequence[float], here: Sequence[float])
     return {"metric": name, "metric_drop_ci95": (low, high), **means}
 
 
-def judge_accuracy(accuracy: Accuracy, *, min_sqnr_db: float, max_metric_drop_pct: float) -> list[str]:
+def judge_accuracy(accuracy: Accuracy, min_sqnr_db: float, max_metric_drop_pct: float) -> list[str]:
     """Say what of the accuracy is not proven to be within its limits; empty where all is."""
     failures = []
     if not accuracy.sqnr_db >= min_sqnr_db:

@@ -17,7 +17,7 @@ from fulltilt.stats import Block, Comparison, alternate, run_group
 EAGER = {"engine": "eager", "quantization": "none", "attention": "auto", "cuda_graphs": False, "precision": "fp32"}
 """The plan that the others are held against, but for threads."""
 
-N_GROUPS = 16  # that fit into the time of a comparison
+LIMIT_S, N_GROUPS = 4.0, 16  # of a comparison
 
 EXPECTED = {
     ("onnx", "int8"): ("MatMulInteger", "DynamicQuantize"),
@@ -56,7 +56,7 @@ def compare_speed(
     other: Callable[[Sample], Any],
     batches: Sequence[Sample],
     *,
-    limit_s: float,
+    limit_s: float = LIMIT_S,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Comparison:
     """Compare two runners in turns within this process, until that decides or the time is over."""
