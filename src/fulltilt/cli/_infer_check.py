@@ -50,13 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
 
+@note_interruption(lambda: "nothing was measured; a training that had begun goes on with the same command")
 def run(args: argparse.Namespace) -> int:
-    kept = "nothing was measured; a training that had begun goes on with the same command"
-    with note_interruption(lambda: kept):
-        return _run_check(args)
-
-
-def _run_check(args: argparse.Namespace) -> int:
     from fulltilt.infer import check
 
     if args.artefact and args.weights:

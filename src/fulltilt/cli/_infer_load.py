@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 EXIT_MISSED = 3
 STYLES = {"met": "green", "missed": "bold red", "not proven": "yellow", None: None}
+SAID = {
+    "met": ("The limit is met", "within"),
+    "missed": ("The limit is missed", "beyond"),
+    "not proven": ("Not proven", "the limit is"),
+}
 N_SAMPLES = 256  # that is all a server has
 UNLIMITED_S, LIMITED_S, TRY_S, ALONE_S = 10.0, 60.0, 30.0, 2.0
 SPARE = 1.2  # times the responses that a proof needs at least
@@ -209,25 +214,17 @@ def describe_outcome(outcome: LoadOutcome) -> str:
     rate = f" under {format_rate(plan.requests_per_s)} requests/s" if plan.requests_per_s else ""
     if plan.scenario == "offline":
         said = f"{format_rate(outcome.samples_per_s)} samples/s, {count(outcome.n_requests, 'request')} at once"
-    elif plan.limit_s is None:
+    elif plan.limit_s is None or outcome.late_share is None:
         said = f"{name} is {figure}{rate}"
     else:
         limit = f"{format_rate(1000 * plan.limit_s)} ms"
-        late = f"{format_late(outcome)} late" if outcome.late_share else ""
-        said = {
-            "met": f"The limit is met: {name} is {figure}, within {limit},{rate} ({late})",
-            "missed": f"The limit is missed: {name} is {figure}, beyond {limit},{rate} ({late})",
-            "not proven": f"Not proven: {name} is {figure}, the limit is {limit},{rate} ({late})",
-        }[outcome.verdict or "not proven"]
+        met, within = SAID[outcome.verdict or "not proven"]
+        late = format_rate(100 * outcome.late_share.measured)
+        said = f"{met}: {name} is {figure}, {within} {limit},{rate} ({late} % late)"
     why = f"; {outcome.why}" if outcome.why else ""
     is_whole = outcome.ended in ("schedule", "decided")
     end = "" if is_whole else f"; {outcome.ended} after {format_duration(outcome.seconds)}"
     return f"{said}{why}{end}."
-
-
-def format_late(outcome: LoadOutcome) -> str:
-    assert outcome.late_share is not None
-    return f"{format_rate(100 * outcome.late_share.measured)} %"
 
 
 def _build_table(outcome: LoadOutcome) -> Table:

@@ -62,13 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
 
+@note_interruption(lambda: "what was measured is kept; the same command goes on from there")
 def run(args: argparse.Namespace) -> int:
-    kept = "what was measured is kept; the same command goes on from there"
-    with note_interruption(lambda: kept):
-        return _run_search(args)
-
-
-def _run_search(args: argparse.Namespace) -> int:
     from fulltilt.config import parse_duration_s
     from fulltilt.infer import check
     from fulltilt.infer.search.run import SearchPlan, open_search_folder, plan_goal, run_search
