@@ -1,5 +1,6 @@
 """Answers that are kept: what they depend on, how long and how many, and files that break."""
 
+import concurrent.futures
 import pickle
 import sqlite3
 
@@ -107,13 +108,7 @@ def damage_text(path):
     path.write_text("this was never a database, and it is longer than a header " * 100)
 
 
-def damage_columns(path):
-    with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE answers RENAME COLUMN data TO content")
-    connection.close()
-
-
-@pytest.mark.parametrize("damage", [damage_cut, damage_text, damage_columns])
+@pytest.mark.parametrize("damage", [damage_cut, damage_text])
 def test_a_damaged_file_is_set_aside_with_a_note_and_a_new_one_begins(tmp_path, damage):
     said = []
     cache = build_cache(tmp_path)
@@ -169,3 +164,16 @@ def test_a_folder_that_cannot_be_made_means_no_file_and_no_failure(tmp_path):
     assert read(cache, b"k")[1] == "memory"
     cache.close()
     assert len(said) == 1
+
+
+def test_several_that_open_one_new_file_at_once_all_use_it(tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        said = []
+        caches = list(pool.map(lambda _: build_cache(tmp_path, said=said, memory_bytes=0), range(8)))
+    for n, cache in enumerate(caches):
+        cache.put(b"%d" % n, OUTPUTS)
+        cache.close()
+    cache = build_cache(tmp_path)
+    assert all(cache.get(b"%d" % n) for n in range(8))
+    cache.close()
+    assert said == []

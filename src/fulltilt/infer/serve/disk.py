@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-FILE = "cache.db"
+FILE = "cache.db"  # other columns need another name
 TABLE = "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, expires_s REAL NOT NULL, data BLOB NOT NULL)"
 READ = "SELECT data, expires_s FROM answers WHERE key = ? AND expires_s > ?"
 WRITE = "INSERT OR REPLACE INTO answers (key, expires_s, data) VALUES (?, ?, ?)"
@@ -16,7 +16,7 @@ SIZE = (
     "SELECT (page_count - freelist_count) * page_size "
     "FROM pragma_page_count(), pragma_freelist_count(), pragma_page_size()"
 )
-DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT)
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 MOST_PENDING = 1000  # answers that wait to be written; more are not kept
 AT_ONCE = 64  # answers written, or deleted, in a transaction
@@ -102,7 +102,7 @@ class Disk:
         self._writer.execute("PRAGMA journal_mode = WAL")
         self._writer.execute("PRAGMA synchronous = NORMAL")
         self._writer.execute(TABLE)
-        self._reader.execute(READ, (b"", 0.0)).fetchone()  # fails where the columns are others
+        self._reader.execute(READ, (b"", 0.0)).fetchone()
 
     def _disconnect(self) -> None:
         for connection in (self._reader, self._writer):
