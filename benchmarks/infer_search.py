@@ -20,7 +20,7 @@ from fulltilt.infer.check import plan_check
 from fulltilt.infer.manifest import Policy
 from fulltilt.infer.search.candidates import list_combinations
 from fulltilt.infer.search.result import Candidate
-from fulltilt.infer.search.run import SearchPlan, plan_goal, run_search
+from fulltilt.infer.search.run import run_search
 from fulltilt.infer.search.search import PROOF_S, Search
 from fulltilt.records import encode
 from fulltilt.stats import Comparison, Evidence
@@ -82,7 +82,7 @@ def run(context: Context) -> Findings:
 def _run_mix(out: Path) -> tuple[Arm, list[Target], list[str]]:
     result, seconds = search("benchmarks._infer_encoder:workload", *LENIENT, "--budget", BUDGET, out=out)
     chosen, padded = read_chosen(result), Policy(max_batch=NAIVE_BATCH, length_multiple=max(result.lengths))
-    order = {**chosen.order, "policy": encode(padded), "in_order": True}
+    order = {**chosen.order, "policy": encode(padded)}
     naive = Contestant(Path(result.out_dir) / "artefacts" / "eager-fp32", order)
     gain, times = compare_in_turns(naive, chosen, n_groups=N_NAIVE)
     arm = build_arm(
@@ -115,18 +115,10 @@ def list_times(gain: Comparison) -> tuple[float, float]:
 
 
 def _search_exhaustively(out: Path) -> Searched:
-    config = config_for_object(SMALL, [*LENIENT])
-    checked, begin_s = plan_check(config, needs_targets=False), time.monotonic()
+    checked, begin_s = plan_check(config_for_object(SMALL, [*LENIENT]), needs_targets=False), time.monotonic()
     out.mkdir(parents=True)
-    plan = SearchPlan(
-        config=config,
-        name=checked.name,
-        goal=plan_goal(config, checked.targets, checked.load),
-        device=checked.device,
-        weights=None,
-        budget_s=12 * 3600.0,
-    )
-    result = run_search(plan, out, on_progress=lambda done, total, part: None, kind=Exhaustive)
+    told = {"budget_s": 12 * 3600.0, "artefact": out / "chosen", "on_progress": lambda done, total, part: None}
+    result = run_search(checked, None, out, **told, kind=Exhaustive)
     return Searched(result, time.monotonic() - begin_s)
 
 

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fulltilt.config import parse_duration_s
     from fulltilt.infer import check
-    from fulltilt.infer.search.run import SearchPlan, open_search_folder, plan_goal, run_search
+    from fulltilt.infer.search.run import CHOSEN, open_search_folder, run_search
 
     config, words = read_config_and_words(args)
     budget_s = parse_duration_s(args.budget)
@@ -75,20 +75,14 @@ def run(args: argparse.Namespace) -> int:
     console, aside = build_console(to_stderr=args.json == "-", is_screen=True), build_console(to_stderr=True)
     with check.open_check_folder(checked, out_dir) as folder:
         weights, _ = check.prepare_weights(checked, folder, words)
-        plan = SearchPlan(
-            config=checked.config,
-            name=checked.name,
-            goal=plan_goal(checked.config, checked.targets, checked.load),
-            device=checked.device,
-            weights=weights,
-            budget_s=budget_s,
-            artefact_out=None if args.artefact_out is None else _check_new(Path(args.artefact_out)),
-        )
-        with open_search_folder(plan, out_dir / FOLDER) as own:
+        artefact = _check_new(Path(args.artefact_out)) if args.artefact_out else out_dir / FOLDER / CHOSEN
+        with open_search_folder(checked, weights, out_dir / FOLDER) as own:
             for note in filter(None, (folder.set_aside, own.set_aside)):
                 aside.print(f"note: {note}")
             with show_progress("searching") as progress:
-                result = run_search(plan, own.path, on_progress=progress)
+                result = run_search(
+                    checked, weights, own.path, budget_s=budget_s, artefact=artefact, on_progress=progress
+                )
     write_json(args.json, result)
     print_search(console, result, is_verbose=args.verbose)
     return 0

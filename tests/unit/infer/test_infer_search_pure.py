@@ -20,12 +20,13 @@ from fulltilt.infer.search.result import Candidate, Live, SearchResult, choose, 
 from fulltilt.infer.search.run import plan_goal
 from fulltilt.infer.search.simulate import (
     Service,
+    Surface,
     compute_quantile_s,
     draw_arrivals,
     estimate_offline_samples_per_s,
+    plan_points,
     simulate_responses_s,
 )
-from fulltilt.infer.search.surface import Surface, plan_points
 from fulltilt.levers import Facts, Lever
 from fulltilt.records import Plan, decode, dumps, encode
 from fulltilt.stats import Comparison
@@ -141,7 +142,7 @@ def test_with_a_target_for_the_response_the_rate_within_it_decides():
 def test_the_strictest_percentile_of_the_response_is_the_goal(targets, found):
     config = config_for_object("tests.unit.infer.small_encoder:workload", [f"targets={targets}"])
     checked = plan_check(config, needs_targets=False)
-    goal = plan_goal(checked.config, checked.targets, checked.load)
+    goal = plan_goal(checked)
     assert (goal.quantile, goal.limit_s, goal.batch_limit_s) == found
     assert decode(Goal, encode(goal)) == goal
 

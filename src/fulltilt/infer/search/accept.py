@@ -5,12 +5,14 @@ import dataclasses
 import functools
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,33 +74,47 @@ def accept(row: Candidate, artefact: Path, goal: Goal, arrivals: Arrivals, logs:
 
 
 def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests_per_s: float) -> Service:
-    """Measure in the server what a request takes beside the model, by the same arrivals that are simulated.
+    """Measure in the server what the surface does not know, at two loads by the same arrivals that are simulated.
 
-    Where few meet, it is what responses are longer than in the simulation. At ``requests_per_s`` it is how long a
-    sample keeps the model from the next batch: reading and writing it takes the same cores and the interpreter's lock.
+    The model's calls take longer beside the work on requests, which has the same cores and the interpreter's lock: at
+    ``requests_per_s`` the server tells how long. Where few requests meet, the rest of a response is what it takes beside
+    the model. What is then missing at ``requests_per_s`` is how long a sample keeps the model from the next batch.
     """
     assert row.surface is not None
     assert row.policy is not None
-    policy, service = row.policy, row.surface.build_service()
+    policy, plain = row.policy, row.surface.build_service()
 
     def load(rate: float) -> tuple[NDArray[np.float64], Arrivals]:
-        found = load_server(url, goal, rate, seconds=CALIBRATION_S)
-        response_s = np.minimum(found.select().response_s, CALIBRATION_S)
-        return response_s, arrivals.cut(len(response_s))
+        response_s = load_server(url, goal, rate, seconds=CALIBRATION_S).select().response_s
+        return np.sort(np.minimum(response_s, CALIBRATION_S)), arrivals.cut(len(response_s))
 
-    seldom_s, same = load(SELDOM * requests_per_s)
-    simulated_s = simulate_responses_s(same, SELDOM * requests_per_s, policy, service)
-    beside_s = np.sort(seldom_s)[: len(simulated_s)] - np.sort(simulated_s)
-    service = dataclasses.replace(service, request_s=np.maximum(beside_s, 0.0).tolist())
-    often_s, same = load(requests_per_s)
+    before = read_calls(url)
+    often_s, often = load(requests_per_s)
+    seconds, n_calls, n_samples = read_calls(url) - before
+    lengths = [length for request in often.lengths for length in request]
+    scale = seconds / n_calls / plain.estimate_s(round(n_samples / n_calls), round(statistics.fmean(lengths)))
+    scaled = dataclasses.replace(plain, estimate_s=lambda batch, length: scale * plain.estimate_s(batch, length))
+    seldom_s, seldom = load(SELDOM * requests_per_s)
+    alone_s = np.sort(simulate_responses_s(seldom, SELDOM * requests_per_s, policy, scaled))
+    service = dataclasses.replace(
+        scaled, request_s=np.maximum(seldom_s[: len(alone_s)] - alone_s, 0.0).tolist() or [0.0]
+    )
     low_s, high_s = 0.0, 2 / (requests_per_s * goal.samples_per_request)
     for _ in range(N_FITS):
-        middle_s = (low_s + high_s) / 2
-        tried = dataclasses.replace(service, sample_s=middle_s)
-        responses_s = simulate_responses_s(same, requests_per_s, policy, tried)
-        is_less = compute_quantile_s(responses_s, 0.5) < np.median(often_s)
-        low_s, high_s = (middle_s, high_s) if is_less else (low_s, middle_s)
+        tried = dataclasses.replace(service, sample_s=(low_s + high_s) / 2)
+        is_less = compute_quantile_s(simulate_responses_s(often, requests_per_s, policy, tried), 0.5) < np.median(
+            often_s
+        )
+        low_s, high_s = (tried.sample_s, high_s) if is_less else (low_s, tried.sample_s)
     return dataclasses.replace(service, sample_s=low_s)
+
+
+def read_calls(url: str) -> NDArray[np.float64]:
+    """Read from a server's metrics the seconds of the model's calls so far, how many they were, and their samples."""
+    with urlopen(f"{url}/metrics", timeout=READY_LIMIT_S) as answer:
+        text = answer.read().decode()
+    names = ("model_seconds_sum", "model_seconds_count", "batch_samples_sum")
+    return np.array([float(text.partition(f"\nfulltilt_infer_{name} ")[2].partition("\n")[0]) for name in names])
 
 
 @contextlib.contextmanager
@@ -123,22 +139,18 @@ def serve(artefact: Path, log_path: Path, *, limit_s: float = READY_LIMIT_S) -> 
         )
         try:
             url, end_s = f"http://127.0.0.1:{port}", time.monotonic() + limit_s
-            while not _is_ready(url):
-                if server.poll() is not None or time.monotonic() > end_s:
-                    how = f"ended with exit code {server.returncode}" if server.returncode else "is not ready"
-                    raise FulltiltError(f"the server {how} (log: {log_path})")
+            while server.poll() is None and time.monotonic() < end_s:
+                with contextlib.suppress(UsageError):
+                    fetch(f"{url}/readyz")
+                    break
                 time.sleep(0.1)
+            else:
+                how = f"ended with exit code {server.returncode}" if server.returncode else "is not ready"
+                raise FulltiltError(f"the server {how} (log: {log_path})")
             yield url
         finally:
             server.kill()  # nobody waits for what it has not answered
             server.wait()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return fetch(f"{url}/readyz") is not None
-    except UsageError:
-        return False
 
 
 def load_server(

@@ -1,8 +1,7 @@
 """Answer batches with an artefact at each order, in the process of one arm; ``bench`` is its other side.
 
 An order is a text: a shape, ``{"batch": 8, "length": 32}`` (null: the longest sample), or a policy for real samples,
-``{"policy": {…}, "n_samples": 64}``; with ``"in_order": true`` batches are taken in the order of the samples, whatever
-their lengths. torch is loaded only where the artefact needs it.
+``{"policy": {…}, "n_samples": 64}``. torch is loaded only where the artefact needs it.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ import numpy as np
 from fulltilt.errors import FulltiltError
 from fulltilt.hardware import read_rss_bytes
 from fulltilt.infer.joining import Sample, read_length
-from fulltilt.infer.manifest import InputSpec, Manifest, Policy
+from fulltilt.infer.manifest import Manifest, Policy
 from fulltilt.infer.search.simulate import Sample as Waiting
 from fulltilt.infer.search.simulate import take_batch
 from fulltilt.records import decode, encode
@@ -92,23 +91,15 @@ def build_batches(samples: Sequence[Sample], manifest: Manifest, order: Mapping[
         length = order["length"] or max(lengths)
         near = sorted(range(len(samples)), key=lambda i: abs(lengths[i] - length))
         chosen = [samples[near[i % len(near)]] for i in range(order["batch"])]
-        return [[resize_sample(sample, inputs, length) for sample in chosen]]
+        pairs = [zip(sample, inputs, strict=True) for sample in chosen]  # cut, or repeated, to the length
+        return [[tuple(np.resize(x, (length, *x.shape[1:])) if i.varies else x for x, i in pair) for pair in pairs]]
     n = order["n_samples"]
     chosen = [int(i * max(1.0, len(samples) / n)) % len(samples) for i in range(n)]  # evenly, or all in turn
-    if order.get("in_order"):
-        size = policy.max_batch
-        return [[samples[i] for i in chosen[at : at + size]] for at in range(0, n, size)]
     waiting, batches = [Waiting(lengths[i], i) for i in chosen], []
     while waiting:
         batch, waiting = take_batch(waiting, policy)
         batches.append([samples[each.request] for each in batch])
     return batches
-
-
-def resize_sample(sample: Sample, inputs: Sequence[InputSpec], length: int) -> Sample:
-    """Cut or repeat the inputs that vary to a length."""
-    pairs = zip(sample, inputs, strict=True)
-    return tuple(np.resize(array, (length, *array.shape[1:])) if spec.varies else array for array, spec in pairs)
 
 
 def read_memory_gib() -> float:

@@ -30,6 +30,10 @@ from fulltilt.tuner.trials.live import ArmFailedError, LiveArm, open_arms
 BUILDING, ARM = "fulltilt.infer.building:run", "fulltilt.infer.search.arm:run"
 BUILD_LIMIT_S = 600.0
 OPEN_LIMIT_S = 300.0  # also of a block; what compiles anew takes half a minute
+KINDS: dict[type[FulltiltError], Status] = {
+    DeviceMemoryError: "out_of_memory",
+    UsageError: "refused",  # the model has nothing that the plan could change
+}
 Order = Mapping[str, Any]
 
 
@@ -61,7 +65,7 @@ class Group:
     open_s: float = 0.0
     seconds: float = 0.0
     cpu_pressure_pct: float | None = None
-    failed: tuple[str, Status, str] | None = None
+    failed: tuple[str, str, str] | None = None
 
 
 @dataclasses.dataclass
@@ -99,7 +103,6 @@ class ProcessBench:
     def _build(self, name: str, plan: Plan, limit_s: float) -> Built:
         folder, begin_s = self.find_artefact(name), time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)  # of a search that was killed while it built
-        status: Status = "failed"
         try:
             measured = run_measuring(
                 {**self.request, "plan": plan.to_json(), "folder": str(folder)},
@@ -115,11 +118,7 @@ class ProcessBench:
             seconds = time.monotonic() - begin_s
             if seconds >= limit_s:
                 raise OverError from None
-            if isinstance(error, DeviceMemoryError):
-                status = "out_of_memory"
-            elif isinstance(error, UsageError):  # the model has nothing that the plan could change
-                status = "refused"
-            return Built(status=status, reason=str(error), seconds=seconds)
+            return Built(status=KINDS.get(type(error), "failed"), reason=str(error), seconds=seconds)
         reason = "; ".join(measured.pop("failures")) or None
         told = {"status": "refused" if reason else None, "reason": reason, "seconds": time.monotonic() - begin_s}
         return decode(Built, measured | told)
@@ -152,8 +151,7 @@ class ProcessBench:
         except ArmFailedError as error:
             if time.monotonic() - begin_s >= limit_s:
                 raise OverError from None
-            known: dict[str, Status] = {"out_of_memory": "out_of_memory", "timeout": "timeout"}
-            return Group(failed=(str(error.name), known.get(error.status, "failed"), error.reason))
+            return Group(failed=(str(error.name), error.status, error.reason))
         seconds, after_us = time.monotonic() - begin_s, read_pressure().some_total_us
         waited_us = None if after_us is None or before_us is None else after_us - before_us
         return Group(

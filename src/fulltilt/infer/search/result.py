@@ -17,7 +17,7 @@ from typing import Literal
 
 from fulltilt.infer.manifest import Accuracy, Policy, Promise
 from fulltilt.infer.search.policies import Goal
-from fulltilt.infer.search.surface import Surface
+from fulltilt.infer.search.simulate import Surface
 from fulltilt.records import VERSION, Machine, Plan
 from fulltilt.stats import Comparison
 

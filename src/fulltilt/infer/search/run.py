@@ -9,16 +9,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fulltilt._version import __version__
-from fulltilt.config import Config, plan_of
+from fulltilt.config import plan_of
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS
 from fulltilt.hardware import read_machine
+from fulltilt.infer.check import CheckPlan
 from fulltilt.infer.manifest import Promise
 from fulltilt.infer.search.bench import ProcessBench
 from fulltilt.infer.search.journal import FILE, Journal
 from fulltilt.infer.search.policies import Goal
 from fulltilt.infer.search.result import OVER, Candidate, SearchResult, choose, find_front
 from fulltilt.infer.search.search import Search
-from fulltilt.infer.targets import QUANTILES, Load, Target
+from fulltilt.infer.targets import QUANTILES
 from fulltilt.infer.training import describe_training
 from fulltilt.levers import load_inference_catalogue
 from fulltilt.records import decode, encode
@@ -27,53 +28,33 @@ from fulltilt.records.run_folder import RunFolder, write_atomic
 RESULT, CHOSEN, ARTEFACTS = "result.json", "chosen", "artefacts"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SearchPlan:
-    """A search, decided before any process is started.
-
-    Attributes:
-        weights: Folder of the training; None: the model as its function builds it.
-        artefact_out: Where the chosen artefact goes; None: into the folder of the search.
-    """
-
-    config: Config
-    name: str
-    goal: Goal
-    device: str
-    weights: Path | None
-    budget_s: float
-    artefact_out: Path | None = None
-
-
-def plan_goal(config: Config, targets: tuple[Target, ...], load: Load) -> Goal:
+def plan_goal(checked: CheckPlan) -> Goal:
     """Plan what to find the most of: the strictest percentile of the response decides, without one throughput."""
-    of_response = [
-        (QUANTILES[t.statistic], t.limit) for t in targets if t.figure == "response_s" and t.statistic in QUANTILES
-    ]
-    quantile, limit_s = max(of_response, default=(0.99, None))
-    of_batch = [t.limit / 1000 for t in targets if t.figure == "batch_latency_ms"]
+    found = [t for t in checked.targets if t.figure == "response_s" and t.statistic in QUANTILES]
+    quantile, limit_s = max(((QUANTILES[t.statistic or ""], t.limit) for t in found), default=(0.99, None))
+    of_batch = [t.limit / 1000 for t in checked.targets if t.figure == "batch_latency_ms"]
     return Goal(
-        requests_per_s=config.targets.requests_per_s,
-        samples_per_request=load.samples_per_request,
+        requests_per_s=checked.config.targets.requests_per_s,
+        samples_per_request=checked.load.samples_per_request,
         quantile=quantile,
         limit_s=limit_s,
         batch_limit_s=min(of_batch, default=None),
-        memory_gib=next((t.limit for t in targets if t.figure == "memory_gib"), None),
+        memory_gib=next((t.limit for t in checked.targets if t.figure == "memory_gib"), None),
     )
 
 
-def open_search_folder(plan: SearchPlan, out_dir: Path) -> RunFolder:
+def open_search_folder(checked: CheckPlan, weights: Path | None, out_dir: Path) -> RunFolder:
     """Open and lock the folder of a search. What was measured of other weights or targets is set aside.
 
     Raises:
         RunFolderError: another process holds it, or it is the folder of another command.
     """
-    checkpoints = [plan.weights / name for name in (NEWEST, PREVIOUS)] if plan.weights else []
+    checkpoints = [weights / name for name in (NEWEST, PREVIOUS)] if weights else []
     parts = {
-        "training": describe_training(plan.config),
+        "training": describe_training(checked.config),
         "weights": [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in checkpoints if f.exists()][:1],
-        "device": plan.device,
-        "goal": encode(plan.goal),
+        "device": checked.device,
+        "goal": encode(plan_goal(checked)),
         "versions": {"fulltilt": __version__, **read_machine().packages},
     }
     results = (FILE, RESULT, ARTEFACTS, CHOSEN)
@@ -81,42 +62,54 @@ def open_search_folder(plan: SearchPlan, out_dir: Path) -> RunFolder:
 
 
 def run_search(
-    plan: SearchPlan, out_dir: Path, *, on_progress: Callable[[int, int, str], None], kind: type[Search] = Search
+    checked: CheckPlan,
+    weights: Path | None,
+    out_dir: Path,
+    *,
+    budget_s: float,
+    artefact: Path,
+    on_progress: Callable[[int, int, str], None],
+    kind: type[Search] = Search,
 ) -> SearchResult:
     """Search, and write the chosen artefact and ``result.json``.
+
+    Args:
+        checked: What a check would measure; its targets are the search's.
+        weights: Folder of the training; None: the model as its function builds it.
+        artefact: Where the chosen one goes.
 
     Raises:
         FulltiltError: eager fp32 cannot be built or measured. StorageError: no space is left.
     """
-    config, journal = plan.config, Journal(out_dir)
+    config, goal, journal = checked.config, plan_goal(checked), Journal(out_dir)
 
     def tell(part: str) -> None:
-        spent_ms, budget_ms = round(1000 * journal.spent_s), round(1000 * plan.budget_s)
+        spent_ms, budget_ms = round(1000 * journal.spent_s), round(1000 * budget_s)
         on_progress(min(spent_ms, budget_ms - 1), budget_ms, part)
 
     request = {
         "config": config.to_values(),
         "base_dir": config.base_dir,
         "provenance": config.provenance,
-        "device": plan.device,
-        "weights": None if plan.weights is None else str(plan.weights),
-        "name": plan.name,
+        "device": checked.device,
+        "weights": None if weights is None else str(weights),
+        "name": checked.name,
     }
     search = kind(
         bench=ProcessBench(out_dir, request, journal, tell),
         catalogue=load_inference_catalogue(),
         own=plan_of(config),
-        goal=plan.goal,
-        budget_s=plan.budget_s,
+        goal=goal,
+        budget_s=budget_s,
     )
     search.run()
-    chosen = choose(search.offered, plan.goal)
+    chosen = choose(search.offered, goal)
     chosen.status = "chosen"
-    rows, live, artefact = tuple(search.candidates.values()), chosen.live, plan.artefact_out or out_dir / CHOSEN
+    rows, live = tuple(search.candidates.values()), chosen.live
     result = SearchResult(
-        workload=plan.name,
-        device=plan.device,
-        goal=plan.goal,
+        workload=checked.name,
+        device=checked.device,
+        goal=goal,
         lengths=search.lengths,
         chosen=chosen.name,
         gain=chosen.gain,
@@ -126,10 +119,10 @@ def run_search(
         candidates=rows,
         not_applicable=search.not_applicable,
         seconds=journal.spent_s,
-        budget_s=plan.budget_s,
+        budget_s=budget_s,
         n_groups=search.n_groups,
         next=f"fulltilt infer serve {artefact}",
-        notes=(*_note_acceptance(chosen, plan.goal), *_note_left_out(rows)),
+        notes=(*_note_acceptance(chosen, goal), *_note_left_out(rows)),
         cpu_pressure_pct=search.cpu_pressure_pct,
         out_dir=str(out_dir),
         utc=datetime.now(UTC).isoformat(timespec="seconds"),

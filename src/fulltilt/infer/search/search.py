@@ -26,9 +26,8 @@ from fulltilt.infer.search.bench import Group, Order, ProcessBench
 from fulltilt.infer.search.candidates import build_baseline, list_combinations, list_variants, name_plan
 from fulltilt.infer.search.journal import OverError
 from fulltilt.infer.search.policies import Goal, choose_policy, list_policies
-from fulltilt.infer.search.result import OFFERED, OVER, Candidate
-from fulltilt.infer.search.simulate import draw_arrivals
-from fulltilt.infer.search.surface import BATCHES, Point, Surface, plan_points
+from fulltilt.infer.search.result import OFFERED, OVER, Candidate, Status
+from fulltilt.infer.search.simulate import BATCHES, Point, Surface, draw_arrivals, plan_points
 from fulltilt.levers import Lever
 from fulltilt.records import Plan, encode
 from fulltilt.stats import Evidence, is_look
@@ -42,6 +41,7 @@ N_VARIED = 2  # best candidates on which the other levers are tried
 BUILD, LOOK, VARY = 0.6, 0.7, 0.85  # of the time before the proof: when a part of the search ends
 PROVE, PROVE_ARMS = 0.35, 3  # kept back for a proof: at most so much of the budget, and what so many arms take
 ACCEPT, ACCEPT_S = 0.2, 40.0  # kept back for loads: at most so much of the budget, and seconds of each
+FAILED: dict[str, Status] = {"out_of_memory": "out_of_memory", "timeout": "timeout"}
 FIRST_BATCHES = (1, 4)  # of eager, before the lengths are known
 PASS_S = 0.25  # of eager: how long a pass over real samples takes
 PASS_STAGES = 4  # a block of passes takes as long as so many of a point
@@ -171,7 +171,7 @@ class Search:
             name, status, reason = group.failed
             if name == self.base:
                 raise FulltiltError(f"{NOTHING}: {reason}")
-            self.candidates[name].drop(status, reason)
+            self.candidates[name].drop(FAILED.get(status, "failed"), reason)
             arms = [arm for arm in arms if arm != name]
         self.n_groups += 1
         self._open_s = group.open_s / len(arms)
@@ -243,19 +243,16 @@ class Search:
             self.cpu_pressure_pct = max(group.cpu_pressure_pct or 0.0, self.cpu_pressure_pct or 0.0)
             base.samples_per_s = self._proof.estimate_rate(self.base)
         for row in filter(lambda row: row.is_alive, rows):
-            self._judge(row)
-
-    def _judge(self, row: Candidate) -> None:
-        known = self._proof.compare(self.base, row.name)
-        if known.n_groups < LEAST_GROUPS:
-            row.drop("untried", f"{OVER} it was proven")
-            return
-        row.gain, row.samples_per_s = known, self.estimate_rate(self._proof, row.name)
-        if known.verdict == "faster":
-            row.status = "offered"
-        else:
-            low, high = (1 + pct / 100 for pct in known.ci_pct)
-            row.drop("slower", f"not proven faster than eager fp32 ({low:.2f} to {high:.2f} times)")
+            known = self._proof.compare(self.base, row.name)
+            if known.n_groups < LEAST_GROUPS:
+                row.drop("untried", f"{OVER} it was proven")
+                continue
+            row.gain, row.samples_per_s = known, self.estimate_rate(self._proof, row.name)
+            if known.verdict == "faster":
+                row.status = "offered"
+            else:
+                low, high = (1 + pct / 100 for pct in known.ci_pct)
+                row.drop("slower", f"not proven faster than eager fp32 ({low:.2f} to {high:.2f} times)")
 
     def order_passes(self, policies: Sequence[tuple[str, Policy | None]]) -> dict[str, Order]:
         """Order passes over what eager answers in a quarter second, and a whole batch of each policy at least."""
