@@ -77,8 +77,8 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
     """Measure in the server what the surface does not know, at two loads by the same arrivals that are simulated.
 
     The model's calls take longer beside the work on requests, which has the same cores and the interpreter's lock: at
-    ``requests_per_s`` the server tells how long. Where few requests meet, the rest of a response is what it takes beside
-    the model. What is then missing at ``requests_per_s`` is how long a sample keeps the model from the next batch.
+    ``requests_per_s`` the server tells how long. Where few requests meet, the rest of a response is what it takes
+    beside the model. What is then missing at ``requests_per_s`` is how long a sample keeps the model from others.
     """
     assert row.surface is not None
     assert row.policy is not None
