@@ -38,7 +38,7 @@ GROUP_SIZE = 5  # processes that live at the same time, eager among them
 LOOK_S, PROOF_S = 0.2, 0.4  # of timed blocks, for each pair of arms and stage; two rounds at least
 N_FINALISTS = 3
 N_VARIED = 2  # best candidates on which the other levers are tried
-BUILD, LOOK, VARY = 0.6, 0.7, 0.85  # of the time before the proof: when a part of the search ends
+BUILD, VARY = 0.6, 0.85  # of the time before the proof: when all are built, and when their variants are
 PROVE, PROVE_ARMS = 0.35, 3  # kept back for a proof: at most so much of the budget, and what so many arms take
 ACCEPT, ACCEPT_S = 0.2, 40.0  # kept back for loads: at most so much of the budget, and seconds of each
 FAILED: dict[str, Status] = {"out_of_memory": "out_of_memory", "timeout": "timeout"}
@@ -82,7 +82,7 @@ class Search:
         self.start()
         plans, self.not_applicable = list_combinations(self.catalogue, self.facts, self.baseline)
         names = self.build(plans, end_s=BUILD * self._look_end_s)
-        self.look(names, is_coarse=True, n_groups=1, end_s=LOOK * self._look_end_s)
+        self.look(names, is_coarse=True, n_groups=1, end_s=VARY * self._look_end_s)
         kept = self.keep_best(names, max(N_FINALISTS, (len(names) + 1) // 2))
         varied = [self.candidates[name].plan for name in (*kept[:N_VARIED], self.base)]
         variants = [variant for plan in varied for variant in list_variants(self.catalogue, self.facts, plan)]
