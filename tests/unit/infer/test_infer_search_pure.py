@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from fulltilt.config import config_for_object
 from fulltilt.hardware import read_machine
 from fulltilt.infer.check import plan_check
 from fulltilt.infer.manifest import Accuracy, Policy
+from fulltilt.infer.search import accept
 from fulltilt.infer.search.candidates import build_baseline, list_combinations, list_variants, name_plan
 from fulltilt.infer.search.journal import FILE, Journal, OverError
 from fulltilt.infer.search.policies import Goal, choose_policy, estimate_capacity, list_policies
@@ -74,6 +76,28 @@ def test_a_request_ends_with_its_last_sample_and_pays_what_is_beside_the_model()
     alone = simulate_responses_s(arrivals, 0.01, Policy(max_batch=2), service)
     assert alone == pytest.approx([2 * 0.01 + 3 * 0.001 + 0.002] * 50)
     assert simulate_responses_s(arrivals, 0.01, Policy(max_batch=4), service) == pytest.approx([0.015] * 50)
+
+
+def test_two_loads_of_a_server_tell_what_the_surface_does_not_know(monkeypatch):
+    """The server here is a simulated one whose calls take twice as long, beside what requests and samples take."""
+    row = Candidate(name="a", plan=PLAN, policy=Policy(), surface=build_surface(lambda b, n: 0.01, (1, 2), (1, 2)))
+    true = Service(estimate_s=lambda b, n: 0.02, request_s=(0.003, 0.004, 0.02), sample_s=0.005)
+    arrivals, calls = draw_arrivals((1,), 1, n=4000), [np.zeros(3), np.array([0.02 * 80, 80, 80])]
+
+    def load(url, goal, rate, *, seconds):
+        simulated_s = simulate_responses_s(arrivals.cut(round(rate * seconds)), rate, Policy(), true)
+        return SimpleNamespace(select=lambda: SimpleNamespace(response_s=np.array(simulated_s)))
+
+    monkeypatch.setattr(accept, "CALIBRATION_S", 20.0)
+    monkeypatch.setattr(accept, "load_server", load)
+    monkeypatch.setattr(accept, "read_calls", lambda url: calls.pop(0))
+    found = accept.calibrate("", row, Goal(), arrivals, 20.0)
+    plain = row.surface.build_service()
+    for rate in (8, 14, 20, 28, 32):
+        responses_s = [simulate_responses_s(arrivals, rate, Policy(), service) for service in (true, found, plain)]
+        measured_s, predicted_s, before_s = (compute_quantile_s(each, 0.99) for each in responses_s)
+        assert predicted_s == pytest.approx(measured_s, rel=0.15)
+        assert abs(before_s - measured_s) > 0.5 * measured_s
 
 
 def test_an_overloaded_queue_has_no_percentile():

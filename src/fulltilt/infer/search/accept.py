@@ -31,7 +31,7 @@ LOAD_S = 45.0  # at most: the test may not decide
 WAIT = 0.5  # for the last answers: of the time in which requests are sent
 CALIBRATION_S = 4.0  # of each of two loads
 SELDOM = 0.2  # of the load, at which few requests meet
-N_FITS = 12
+N_FITS, FITTED = 12, 0.9  # the quantile of the responses that is fitted: queues show there
 
 
 def accept(row: Candidate, artefact: Path, goal: Goal, arrivals: Arrivals, logs: Path, limit_s: float) -> Live:
@@ -78,7 +78,7 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
 
     The model's calls take longer beside the work on requests, which has the same cores and the interpreter's lock: at
     ``requests_per_s`` the server tells how long. Where few requests meet, the rest of a response is what it takes
-    beside the model. What is then missing at ``requests_per_s`` is how long a sample keeps the model from others.
+    beside the model. How much of that a sample keeps from others shows in the queue at ``requests_per_s``.
     """
     assert row.surface is not None
     assert row.policy is not None
@@ -95,18 +95,20 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
     scale = seconds / n_calls / plain.estimate_s(round(n_samples / n_calls), round(statistics.fmean(lengths)))
     scaled = dataclasses.replace(plain, estimate_s=lambda batch, length: scale * plain.estimate_s(batch, length))
     seldom_s, seldom = load(SELDOM * requests_per_s)
-    alone_s = np.sort(simulate_responses_s(seldom, SELDOM * requests_per_s, policy, scaled))
-    service = dataclasses.replace(
-        scaled, request_s=np.maximum(seldom_s[: len(alone_s)] - alone_s, 0.0).tolist() or [0.0]
-    )
+
+    def build(sample_s: float) -> Service:
+        bare = dataclasses.replace(scaled, sample_s=sample_s)
+        alone_s = np.sort(simulate_responses_s(seldom, SELDOM * requests_per_s, policy, bare))
+        beside_s = np.maximum(seldom_s[: len(alone_s)] - alone_s, 0.0)
+        return dataclasses.replace(bare, request_s=beside_s.tolist() or [0.0])
+
     low_s, high_s = 0.0, 2 / (requests_per_s * goal.samples_per_request)
     for _ in range(N_FITS):
-        tried = dataclasses.replace(service, sample_s=(low_s + high_s) / 2)
-        is_less = compute_quantile_s(simulate_responses_s(often, requests_per_s, policy, tried), 0.5) < np.median(
-            often_s
-        )
-        low_s, high_s = (tried.sample_s, high_s) if is_less else (low_s, tried.sample_s)
-    return dataclasses.replace(service, sample_s=low_s)
+        middle_s = (low_s + high_s) / 2
+        responses_s = simulate_responses_s(often, requests_per_s, policy, build(middle_s))
+        is_less = compute_quantile_s(responses_s, FITTED) < np.quantile(often_s, FITTED)
+        low_s, high_s = (middle_s, high_s) if is_less else (low_s, middle_s)
+    return build(low_s)
 
 
 def read_calls(url: str) -> NDArray[np.float64]:
