@@ -1,5 +1,7 @@
 """The open loop over HTTP against a server on the loopback whose every answer is decided here."""
 
+import asyncio
+import json
 import threading
 from pathlib import Path
 
@@ -10,7 +12,8 @@ from tests.standin_server import StandIn
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.infer.load.arrivals import plan_arrivals
 from fulltilt.infer.load.http import HttpLoad, build_bodies, fetch
-from fulltilt.infer.load.outcome import LoadPlan
+from fulltilt.infer.load.outcome import N_COLUMNS, LoadPlan, Responses
+from fulltilt.infer.load.sender import MAX_TOLD, Sender
 
 BODIES = build_bodies([1, 2, 3], 1)
 
@@ -115,6 +118,21 @@ def test_an_interrupted_load_keeps_what_was_measured_and_no_process():
     assert load.build_outcome().n_requests > 0
     children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
     assert not [pid for pid in children if "load.sender" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_of_many_open_requests_the_oldest_are_told_and_nothing_behind_them_counts(capsys):
+    async def tell():
+        sender = Sender({"host": "here", "port": 1, "is_tls": False, "scenario": "server"})
+        sender._open = {n: (n * 0.001 - 10, n * 0.001 - 10) for n in range(MAX_TOLD + 100)}
+        sender.write()
+
+    asyncio.run(tell())
+    rows = np.frombuffer(bytes.fromhex(json.loads(capsys.readouterr().out)["open"])).reshape(-1, N_COLUMNS)
+    assert len(rows) == MAX_TOLD
+    answered = [[-9.0, -9.0, -8.9, 200, 0]]
+    kept = Responses(np.concatenate([rows, answered]), limit_s=0.1)
+    assert kept.count_unanswered() == {"no answer yet": MAX_TOLD - 1}, "they are late, whatever comes"
+    assert len(kept) == MAX_TOLD - 1
 
 
 @pytest.mark.parametrize(

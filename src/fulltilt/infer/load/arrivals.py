@@ -18,8 +18,7 @@ DESCRIPTIONS = {
     "multi": "one stream of several samples a request, each when the one before is answered",
     "offline": "everything at once",
 }
-MIN_REQUESTS = 100
-"""For a mean, a maximum and a median, which need no upper bound from the order of the values, or nearly none."""
+MIN_REQUESTS = 100  # for a mean, a maximum and a median, which need no bound from the order, or nearly none
 
 
 def plan_arrivals(

@@ -123,9 +123,7 @@ def build_request(plan: LoadPlan, bodies: Sequence[str], token: str | None) -> d
 def build_bodies(samples: Sequence[Any], samples_per_request: int) -> list[str]:
     """Build the requests: each sample is the first of one of them."""
     n = len(samples)
-    return [
-        json.dumps({"inputs": [samples[(first + i) % n] for i in range(samples_per_request)]}) for first in range(n)
-    ]
+    return [json.dumps({"inputs": [samples[(i + k) % n] for k in range(samples_per_request)]}) for i in range(n)]
 
 
 def fetch(url: str, *, token: str | None = None, body: str | None = None) -> Any:
