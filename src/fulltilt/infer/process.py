@@ -46,7 +46,8 @@ def run_measuring(
         StorageError: the log cannot be written.
     """
     source = WorkloadSource(config={}, base_dir="", import_paths=(os.getcwd(),))
-    request = Request(source=source, device="", deadline_s=deadline_s, patience_s=deadline_s, given=dict(given))
+    limits = {"deadline_s": deadline_s, "patience_s": math.inf}  # any deadline is one of the budget
+    request = Request(kind="infer", source=source, device="", given=dict(given), **limits)
     start_log = log_path.with_stem(f"{log_path.stem}-start")
     with Zygote(start_log, body=body, preload=PRELOAD, environment=environment) as zygote:
         outcome = run_trial_process(

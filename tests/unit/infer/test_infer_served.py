@@ -11,7 +11,7 @@ from fulltilt.config import config_from_values
 from fulltilt.engine.loop.train import train
 from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, PlanObstacleError, RunFolderError, UsageError
 from fulltilt.infer.measuring import BLOCK_S, MIN_BLOCKS, N_BLOCKS, measure_blocks, open_model, start_meter, warm_up
-from fulltilt.infer.process import build_error
+from fulltilt.infer.process import build_error, run_measuring
 from fulltilt.infer.targets import Load
 from fulltilt.records import Evidence
 from fulltilt.tasks import Workload
@@ -181,3 +181,10 @@ def test_the_end_of_the_measuring_process_is_told_in_a_sentence_that_names_its_l
     with pytest.raises(kind, match=words):
         raise error
     assert kind is UsageError or str(log) in str(error)
+
+
+def test_a_process_that_passes_its_deadline_is_ended_and_says_what_helps(tmp_path, monkeypatch):
+    (tmp_path / "slow.py").write_text("import time\ndef run(message, send):\n    time.sleep(60)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FulltiltError, match=r"no result after 0\.\d s, the deadline is 0\.5 s; give a larger --budget"):
+        run_measuring({}, log_path=tmp_path / "a.log", on_progress=print, body="slow:run", deadline_s=0.5)
