@@ -17,7 +17,6 @@ from fulltilt.cli._shared import (
     show_progress,
     write_json,
 )
-from fulltilt.errors import UsageError
 from fulltilt.infer.load.arrivals import DESCRIPTIONS
 from fulltilt.records import format_rate
 from fulltilt.report.latency import draw_histogram
@@ -45,7 +44,6 @@ DESCRIPTION = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_arguments(parser)
     parser.add_argument("--weights", metavar="RUN_DIR", help="measure the newest checkpoint of this training")
-    parser.add_argument("--artefact", metavar="FOLDER", help="measure what fulltilt infer search built, instead")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/infer/NAME)")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
@@ -54,14 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from fulltilt.infer import check
 
-    if args.artefact and args.weights:
-        raise UsageError("--artefact holds weights of its own; give it or --weights")
-    artefact, words = Path(args.artefact) if args.artefact else None, []
-    if artefact and not (args.config or args.config_flag):
-        config = check.read_artefact_config(artefact)
-    else:
-        config, words = read_config_and_words(args)
-    plan = check.plan_check(config, weights=args.weights, artefact=artefact)
+    config, words = read_config_and_words(args)
+    plan = check.plan_check(config, weights=args.weights)
     out_dir = Path(args.out or Path("runs") / "infer" / plan.name)
     console = build_console(to_stderr=args.json == "-", is_screen=True)
     aside = build_console(to_stderr=True)
@@ -87,7 +79,8 @@ def _describe_plan(load: Load) -> str:
     if load.requests_per_s is None:
         return f"measuring: batches back to back, then {load.n_requests} requests, {DESCRIPTIONS[load.scenario]}"
     requests = f"{load.n_requests} requests at {format_rate(load.requests_per_s)}/s"
-    expected = f"{format_duration(load.expected_s)}, or more where requests wait for each other or leave a target open"
+    seconds = format_duration(load.n_requests / load.requests_per_s)
+    expected = f"{seconds}, or more where requests wait for each other or leave a target open"
     return f"measuring: batches back to back, then {requests} in {expected}"
 
 
@@ -170,8 +163,6 @@ def _describe_load(result: CheckResult) -> list[str]:
 
 def _describe_model(result: CheckResult, *, is_new: bool) -> list[str]:
     model = f"model: {result.workload} on {result.device}, {result.n_parameters:,} parameters"
-    if result.artefact is not None:
-        return [f"{model}, of the artefact {result.artefact}"]
     if result.weights is None:
         return [f"{model}, as its function builds it"]
     figures = ", ".join(f"{name} {value:.4g}" for name, value in result.weights["metrics"].items() if "/" not in name)

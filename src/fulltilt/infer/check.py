@@ -9,22 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from fulltilt.config import Config, config_from_values, parse_call, plan_of
+from fulltilt.config import Config, parse_call, plan_of
 from fulltilt.engine.checkpoints.files import find_checkpoint
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import list_rank_devices, read_machine, resolve_device
-from fulltilt.infer.load.outcome import count_histogram
-from fulltilt.infer.manifest import Manifest
+from fulltilt.infer.load.outcome import Estimate, Verdict, count_histogram
 from fulltilt.infer.process import run_measuring
 from fulltilt.infer.targets import (
     STATISTICS,
-    Estimate,
     Figure,
     Figures,
     Judged,
     Load,
     Target,
-    Verdict,
     estimate_figure,
     judge,
     judge_load,
@@ -32,18 +29,13 @@ from fulltilt.infer.targets import (
     plan_targets,
 )
 from fulltilt.infer.training import RESULTS, describe_training, find_training, run_training
-from fulltilt.levers import list_environment, load_inference_catalogue
+from fulltilt.levers import list_environment
 from fulltilt.records import VERSION, Machine, decode, encode
 from fulltilt.records.run_folder import RunFolder, append_line, read_lines, write_atomic
 from fulltilt.report.latency import build_latency_page
 
 HISTORY, LOG, LATENCIES = "history.jsonl", "measuring.log", "latency.html"
-VALUES: Mapping[Figure, str] = {
-    "response_s": "response_s",
-    "batch_latency_ms": "call_s",
-    "first_token_s": "first_token_s",
-}
-"""What is timed under a load → where its seconds are."""
+TIMES: tuple[Figure, ...] = ("response_s", "batch_latency_ms", "first_token_s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +44,6 @@ class CheckPlan:
 
     Attributes:
         weights: Folder of the training to measure; None: train in the check's own folder, or measure untrained weights.
-        artefact: Folder of the artefact to measure instead of the configuration's model.
         must_train: Whether the check trains the model itself.
     """
 
@@ -63,7 +54,6 @@ class CheckPlan:
     device: str
     weights: Path | None
     must_train: bool
-    artefact: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,13 +89,10 @@ class CheckResult:
     utc: str
     out_dir: str
     machine: Machine
-    artefact: str | None
     histogram: tuple[tuple[float, float, int], ...]
 
 
-def plan_check(
-    config: Config, *, weights: str | None = None, artefact: Path | None = None, needs_targets: bool = True
-) -> CheckPlan:
+def plan_check(config: Config, *, weights: str | None = None, needs_targets: bool = True) -> CheckPlan:
     """Plan a check from a configuration, or say why it cannot be checked.
 
     Args:
@@ -114,7 +101,6 @@ def plan_check(
     Raises:
         ConfigError: no target, a load that is missing, several devices.
         UsageError: ``weights`` holds no checkpoint.
-        FulltiltError: ``artefact`` is none.
         DeviceError: the device is not there.
     """
     targets = plan_targets(config, needs_any=needs_targets)
@@ -122,28 +108,15 @@ def plan_check(
     folder = None if weights is None else Path(weights)
     if folder is not None and not find_checkpoint(folder):
         raise UsageError(f"--weights {folder} holds no checkpoint; name the folder of a training")
-    task = parse_call(config.task).name
-    manifest = None if artefact is None else _read_manifest(artefact)
     return CheckPlan(
         config=config,
-        name=config.run_name if artefact is None else artefact.resolve().name,
+        name=config.run_name,
         targets=tuple(targets),
         load=load,
-        device=_choose_device(config) if manifest is None else manifest.device,
+        device=_choose_device(config),
         weights=folder,
-        must_train=folder is None and artefact is None and ":" not in task,
-        artefact=artefact,
+        must_train=folder is None and ":" not in parse_call(config.task).name,
     )
-
-
-def read_artefact_config(folder: Path) -> Config:
-    """Read the configuration that an artefact was built from, with its targets.
-
-    Raises:
-        FulltiltError: the folder holds no artefact.
-    """
-    given = _read_manifest(folder).config
-    return config_from_values(given["config"], base_dir=given["base_dir"], provenance=given["provenance"])
 
 
 def open_check_folder(plan: CheckPlan, out_dir: Path) -> RunFolder:
@@ -181,19 +154,17 @@ def run_check(
         "load": encode(plan.load),
         "targets": encode(plan.targets),
         "weights": None if weights is None else str(weights),
-        "artefact": None if plan.artefact is None else str(plan.artefact.resolve()),
     }
-    if plan.artefact is None:
-        environment = list_environment(plan_of(config))
-    else:
-        environment = list_environment(_read_manifest(plan.artefact).plan, load_inference_catalogue())
+    environment = list_environment(plan_of(config))
     measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress, environment=environment)
-    figures = decode(Figures, measured["figures"])
+    figures = decode(Figures, measured.pop("figures"))
     load = dataclasses.replace(plan.load, n_requests=len(figures.response_s))
-    write_latencies(plan.name, figures, out_dir)
     judged = tuple(judge(target, figures, load) for target in plan.targets)
-    shown = list(VALUES)[load.scenario == "offline" :]
-    timed = [name for name in shown if getattr(figures, VALUES[name])]
+    timed = {name: np.sort(figures.read_s(name)) for name in TIMES[load.scenario == "offline" :]}
+    timed = {name: values_s for name, values_s in timed.items() if len(values_s)}
+    if timed:
+        curves_ms = {name: (1000 * values_s).tolist() for name, values_s in timed.items()}
+        write_atomic(out_dir / LATENCIES, build_latency_page(f"fulltilt infer check: {plan.name}", curves_ms))
     return CheckResult(
         version=VERSION,
         targets=judged,
@@ -206,56 +177,30 @@ def run_check(
         memory_gib=figures.memory_peak_gib,
         memory_mean_gib=figures.memory_mean_gib,
         times={name: {which: estimate_figure(name, which, figures, load) for which in STATISTICS} for name in timed},
-        inputs=measured["inputs"],
-        weights=measured["weights"],
-        levers=measured["levers"],
-        n_parameters=measured["n_parameters"],
-        notes=tuple(measured["notes"]),
+        **measured,
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         out_dir=str(out_dir),
         machine=read_machine(),
-        artefact=None if plan.artefact is None else str(plan.artefact),
-        histogram=tuple(count_histogram(np.sort(getattr(figures, VALUES[timed[0]])))) if timed else (),
+        histogram=tuple(count_histogram(next(iter(timed.values())))) if timed else (),
     )
 
 
-def write_latencies(name: str, figures: Figures, out_dir: Path) -> None:
-    """Write the page with every percentile of what was timed."""
-    curves = {title: np.sort(getattr(figures, field)) * 1000 for title, field in VALUES.items()}
-    lists = {title: values.tolist() for title, values in curves.items() if len(values)}
-    if lists:
-        write_atomic(out_dir / LATENCIES, build_latency_page(f"fulltilt infer check: {name}", lists))
-
-
 def append_history(folder: RunFolder, result: CheckResult) -> None:
-    line = encode(result)
-    line.pop("machine")
-    line.pop("histogram")
+    line = {name: value for name, value in encode(result).items() if name not in ("machine", "histogram")}
     append_line(folder.path / HISTORY, json.dumps(line, ensure_ascii=False))
 
 
 def read_previous(folder: RunFolder, result: CheckResult) -> dict[str, float]:
     """Return what the previous check of the same weights, device and load measured for each target."""
-    found: dict[str, float] = {}
-    now = _name_measured(encode(result))
-    for text in read_lines(folder.path / HISTORY):
-        line = json.loads(text)
-        if _name_measured(line) == now:
-            found |= {target["name"]: target["measured"] for target in line["targets"]}
-    return found
-
-
-def _read_manifest(folder: Path) -> Manifest:
-    from fulltilt.infer.artefact import read_manifest  # with what opens artefacts, which most checks do without
-
-    return read_manifest(folder)
+    lines = [json.loads(text) for text in read_lines(folder.path / HISTORY)]
+    same = [line["targets"] for line in lines if _name_measured(line) == _name_measured(encode(result))]
+    return {target["name"]: target["measured"] for targets in same for target in targets}
 
 
 def _name_measured(line: Mapping[str, Any]) -> list[Any]:
-    load, weights = line["load"], line["weights"] or {}
-    scenario, artefact = load.get("scenario", "server"), line.get("artefact")
-    named = [line["device"], load["requests_per_s"], load["samples_per_request"], weights.get("checkpoint")]
-    return [*named, scenario, artefact]
+    weights, load = line["weights"] or {}, line["load"]
+    named = [load[name] for name in ("requests_per_s", "samples_per_request", "scenario")]
+    return [line["device"], weights.get("checkpoint"), *named]
 
 
 def _choose_device(config: Config) -> str:

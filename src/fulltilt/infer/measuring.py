@@ -1,8 +1,7 @@
-"""Build the model or open the artefact, warm it up and measure it, in the measuring process.
+"""Build the model, warm it up and measure it, in the measuring process. Imports torch.
 
-torch is imported for what needs it: an artefact that does without is measured without. The process only infers, so its
-memory is that of inference. It answers with one object a line: ``{"progress": {"done", "total"}}``, then
-``{"measured": {…}}`` or ``{"failure": {…}}``.
+The process only infers, so its memory is that of inference. It answers with one object a line:
+``{"progress": {"done", "total"}}``, then ``{"measured": {…}}`` or ``{"failure": {…}}``.
 """
 
 import contextlib
@@ -11,6 +10,7 @@ import functools
 import itertools
 import math
 import os
+import random
 import statistics
 import threading
 import time
@@ -18,11 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fulltilt.config import config_from_values, inference_plan_of, plan_of
-from fulltilt.errors import PlanObstacleError, UsageError
+from fulltilt.errors import FulltiltError, PlanObstacleError, UsageError
 from fulltilt.hardware import read_rss_bytes, read_status_bytes
+from fulltilt.infer.engines._torch import apply_levers
+from fulltilt.infer.generate.decoding import Writer, find_writer
+from fulltilt.infer.joining import Sample
 from fulltilt.infer.load import loop
 from fulltilt.infer.load.arrivals import plan_arrivals
+from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.targets import (
     QUANTILES,
     Figures,
@@ -31,7 +37,6 @@ from fulltilt.infer.targets import (
     count_at_most,
     examine_target,
     judge,
-    plan_requests,
 )
 from fulltilt.levers import find_obstacles, load_inference_catalogue
 from fulltilt.levers.precision import resolve
@@ -41,29 +46,14 @@ from fulltilt.tuner.trials.measuring import Answer
 TRAINING = ("channels_last", "compile")  # levers of speed that training alone has
 N_SAMPLES = 256  # that requests take turns with, as many as an artefact keeps
 MEMORY_EVERY_S = 0.05
+PROMPT_SHARES = (0.125, 0.5)  # of a sample that a prompt has, from … to
 WARM_UP_S = 1.0
 MIN_WARM_UP = 3
 BLOCK_S = 0.2
 N_BLOCKS = 15
 MIN_BLOCKS = 5
 MAX_BLOCKS_S = 30.0  # a slow model is measured in fewer blocks
-PROGRESS_EVERY_S = 0.2
-FIRST_LOOK, LOOK_GROWTH = 50, 1.1
-
-
-def tell_progress(send: Answer, expected_s: float) -> Callable[[], None]:
-    """Return a function that tells the parent now and then how much of the expected time has passed."""
-    begin_s = told_s = time.monotonic()
-
-    def tell() -> None:
-        nonlocal told_s
-        now_s = time.monotonic()
-        if now_s - told_s >= PROGRESS_EVERY_S:
-            told_s = now_s
-            done_s = now_s - begin_s
-            send({"progress": {"done": round(1000 * done_s), "total": round(1000 * max(expected_s, done_s))}})
-
-    return tell
+FIRST_TEST, LOOK_GROWTH = 50, 1.1  # requests
 
 
 class Requests:
@@ -74,7 +64,9 @@ class Requests:
         first_s: Of each request for text, the seconds from its begin to its first word.
     """
 
-    def __init__(self, run: Callable[..., Any], samples: Sequence[Any], n_samples: int, said: Mapping[str, Any]):
+    def __init__(
+        self, run: Callable[[list[Sample]], Any], samples: Sequence[Sample], n_samples: int, said: Mapping[str, Any]
+    ):
         self._run, self._samples, self._n, self.said = run, itertools.cycle(samples), n_samples, said
         self.first_s: list[float] = []
 
@@ -86,6 +78,38 @@ class Requests:
         return time.perf_counter() - begin_s
 
 
+class TextRequests(Requests):
+    """Answers requests by writing on from prompts: beginnings of samples, an eighth to a half, by a fixed seed.
+
+    Raises:
+        UsageError: no prompt fits with its continuation.
+    """
+
+    def __init__(self, writer: Writer, samples: Sequence[Sample], load: Load, said: Mapping[str, Any]):
+        room = None if writer.max_length is None else writer.max_length - load.new_tokens
+        if room is not None and room < 1:
+            raise UsageError(
+                f"targets.new_tokens {load.new_tokens} leaves no word for a prompt: the model was trained on texts of "
+                f"{writer.max_length}; ask for fewer"
+            )
+        inputs = f"{said['inputs']}, cut to prompts, {load.new_tokens} new words each"
+        super().__init__(self._write, samples, load.samples_per_request, {**said, "inputs": inputs})
+        self._writer, self._n_new, self._room, self._draws = writer, load.new_tokens, room, random.Random(load.seed)
+
+    def _write(self, samples: Sequence[Sample]) -> None:
+        prompts = [self._cut(words.tolist()) for words, *_ in samples]
+        times_s: list[float] = []
+        begin_s = time.perf_counter()
+        self._writer(prompts, self._n_new, lambda words: times_s.append(time.perf_counter() - begin_s))
+        self.first_s.append(times_s[0])
+        if len(times_s) != self._n_new:
+            raise FulltiltError(f"the model wrote {len(times_s)} words of {self._n_new}; lower targets.new_tokens")
+
+    def _cut(self, words: list[int]) -> list[int]:
+        low, high = (max(1, int(share * len(words))) for share in PROMPT_SHARES)
+        return words[: self._draws.randint(low, high)][: self._room]
+
+
 def run(message: Mapping[str, Any], send: Answer) -> None:
     """Measure what ``message`` asks for and send the figures.
 
@@ -95,26 +119,19 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
     message = message["given"]
     load = decode(Load, message["load"])
     targets = [decode(Target, target) for target in message["targets"]]
-    requests = open_artefact(message, load) if message["artefact"] else open_model(message, load)
+    requests = open_model(message, load)
     stop_meter = start_meter(message["device"])  # reading a checkpoint takes memory that serving does not
     batch_s = warm_up(requests.answer)
-    tell = tell_progress(send, BLOCK_S * N_BLOCKS + load.expected_s)
-    blocks = measure_blocks(requests.answer, load.samples_per_request, batch_s, tell=tell)
+    blocks = measure_blocks(requests.answer, load.samples_per_request, batch_s, send=send)
     figures = Figures(block_samples=tuple(n for n, _ in blocks), block_s=tuple(seconds for _, seconds in blocks))
     if load.n_requests:
-        figures = measure_load(requests, targets, load, figures, send)
+        requests.first_s.clear()
+        stop = Stopping(targets, load, figures, requests.first_s, send)
+        arrivals_s = plan_arrivals(load.scenario, count_at_most(load), load.requests_per_s, seed=load.seed)
+        figures = stop.build_figures(loop.serve(arrivals_s, requests.answer, is_enough=stop))
     peak_gib, mean_gib = stop_meter()
     figures = dataclasses.replace(figures, memory_peak_gib=peak_gib, memory_mean_gib=mean_gib)
     send({"measured": {"figures": encode(figures), **encode(requests.said)}})
-
-
-def open_artefact(message: Mapping[str, Any], load: Load) -> Requests:
-    from fulltilt.infer import artefact
-
-    opened = artefact.open_artefact(Path(message["artefact"]))
-    said = {"inputs": "artefact", "weights": None, "levers": opened.plan, "notes": opened.notes}
-    said["n_parameters"] = opened.manifest.n_parameters
-    return Requests(opened.answer, opened.samples, load.samples_per_request, said)
 
 
 def open_model(message: Mapping[str, Any], load: Load) -> Requests:
@@ -123,11 +140,6 @@ def open_model(message: Mapping[str, Any], load: Load) -> Requests:
     Raises:
         UsageError: a lever cannot apply, or the engine is one that ``infer search`` builds.
     """
-    from fulltilt.infer.engines._torch import apply_levers
-    from fulltilt.infer.generate.decoding import find_writer
-    from fulltilt.infer.generate.requests import TextRequests
-    from fulltilt.infer.model import build_inference_model
-
     config = config_from_values(message["config"], base_dir=message["base_dir"], provenance=message["provenance"])
     weights = Path(message["weights"]) if message["weights"] else None
     model = build_inference_model(config, device=message["device"], weights=weights, n_samples=N_SAMPLES)
@@ -137,7 +149,7 @@ def open_model(message: Mapping[str, Any], load: Load) -> Requests:
     notes += [f"speed.{name} is of training, it is not in force here" for name in TRAINING if plan_of(config)[name]]
     obstacles = find_obstacles(plan, model.facts, load_inference_catalogue())
     if plan["engine"] != "eager":
-        obstacles.append(f"engine={plan['engine']}: fulltilt infer search builds it; check that with --artefact")
+        obstacles.append(f"engine={plan['engine']}: fulltilt infer search builds and measures it")
     if obstacles:
         raise PlanObstacleError("; ".join(obstacles))
     setup = apply_levers(model.module, plan, model.device)
@@ -163,8 +175,6 @@ def start_meter(device: str) -> Callable[[], tuple[float, float]]:
             Path("/proc/self/clear_refs").write_text("5")
         read, read_peak = functools.partial(read_rss_bytes, os.getpid()), functools.partial(read_status_bytes, "VmHWM")
     else:
-        import torch
-
         torch.cuda.reset_peak_memory_stats(device)
         memory = torch.cuda
         read, read_peak = (functools.partial(f, device) for f in (memory.memory_reserved, memory.max_memory_reserved))
@@ -183,22 +193,6 @@ def start_meter(device: str) -> Callable[[], tuple[float, float]]:
     return stop
 
 
-def measure_load(requests: Requests, targets: Sequence[Target], load: Load, figures: Figures, send: Answer) -> Figures:
-    """Send the planned requests, and more of them where they leave a percentile open."""
-    each_s = figures.seconds_per_request(load)
-    n_planned = plan_requests(load, each_s)
-    expected_s = n_planned * max(each_s, 1 / load.requests_per_s if load.requests_per_s else 0.0)
-    arrivals_s = plan_arrivals(load.scenario, count_at_most(load, n_planned), load.requests_per_s, seed=load.seed)
-    requests.first_s.clear()
-    stop, tell = Stopping(targets, load, figures, n_planned, requests.first_s), tell_progress(send, expected_s)
-
-    def is_enough(answers: Sequence[loop.Answer]) -> bool:
-        tell()
-        return len(answers) >= stop.next_look and stop.look(answers)
-
-    return stop.build_figures(loop.serve(arrivals_s, requests.answer, is_enough=is_enough))
-
-
 class Stopping:
     """Decides when a load has told enough; looks seldom, since a look makes the next request wait.
 
@@ -206,13 +200,27 @@ class Stopping:
     and by the parent at the end.
     """
 
-    def __init__(
-        self, targets: Sequence[Target], load: Load, figures: Figures, n_planned: int, first_s: Sequence[float] = ()
-    ):
-        self._first_s = first_s
+    def __init__(self, targets: Sequence[Target], load: Load, figures: Figures, first_s: Sequence[float], send: Answer):
         self._open = [target for target in targets if target.statistic in QUANTILES]
-        self._load, self._figures, self._n_planned = load, figures, n_planned
-        self.next_look = min(FIRST_LOOK, n_planned)
+        self._load, self._figures, self._first_s, self._send = load, figures, first_s, send
+        self._next_look = 1
+
+    def __call__(self, answers: Sequence[loop.Answer]) -> bool:
+        """Return whether all percentiles are decided; before the planned end, whether all are refused."""
+        n, n_planned = len(answers), self._load.n_requests
+        if n < self._next_look:
+            return False
+        self._send({"progress": {"done": n, "total": max(n, n_planned)}})
+        self._next_look = math.ceil(LOOK_GROWTH * n)
+        if n < n_planned:
+            self._next_look = min(self._next_look, n_planned)
+            if n < FIRST_TEST:
+                return False
+        figures = self.build_figures(answers)
+        if n == n_planned:
+            self._open = [t for t in self._open if judge(t, figures, self._load).verdict == "not proven"]
+        decisions = {examine_target(target, figures, self._load) for target in self._open}
+        return decisions == {"refused"} if n < n_planned else "undecided" not in decisions
 
     def build_figures(self, answers: Sequence[loop.Answer]) -> Figures:
         return dataclasses.replace(
@@ -221,18 +229,6 @@ class Stopping:
             response_s=tuple(answer.response_s for answer in answers),
             first_token_s=tuple(a.start_s + s - a.due_s for a, s in zip(answers, self._first_s, strict=False)),
         )
-
-    def look(self, answers: Sequence[loop.Answer]) -> bool:
-        """Return whether all percentiles are decided; before the planned end, whether all are refused."""
-        n, figures = len(answers), self.build_figures(answers)
-        if n < self._n_planned:
-            self.next_look = min(math.ceil(LOOK_GROWTH * n), self._n_planned)
-            decisions = {examine_target(target, figures, self._load) for target in self._open}
-            return decisions == {"refused"}
-        if self.next_look == self._n_planned:
-            self._open = [t for t in self._open if judge(t, figures, self._load).verdict == "not proven"]
-        self.next_look = math.ceil(LOOK_GROWTH * n)
-        return all(examine_target(target, figures, self._load) != "undecided" for target in self._open)
 
 
 def warm_up(answer: Callable[[], float], *, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -252,7 +248,7 @@ def measure_blocks(
     n_samples: int,
     batch_s: float,
     *,
-    tell: Callable[[], None],
+    send: Answer,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[tuple[int, float]]:
     """Time blocks of requests sent back to back, and return the samples and seconds of each block."""
@@ -264,5 +260,5 @@ def measure_blocks(
         for _ in range(n_batches):
             answer()
         blocks.append((n_batches * n_samples, clock() - begin_s))
-        tell()
+        send({"progress": {"done": len(blocks), "total": N_BLOCKS}})
     return blocks

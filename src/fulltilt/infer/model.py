@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.nn.attention import sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.data import IterableDataset
 
 from fulltilt.config import Config, parse_on_bad_sample
 from fulltilt.data import build_loader
+from fulltilt.engine.build import builder
 from fulltilt.engine.build.assemble import build_workload
-from fulltilt.engine.build.builder import check_device
 from fulltilt.engine.build.facts import describe
 from fulltilt.engine.checkpoints.checkpoint import load_checkpoint, load_model_state
 from fulltilt.engine.checkpoints.export import find_evaluated, read_weights
 from fulltilt.engine.step.rng import seed_everything
-from fulltilt.errors import DataError, FulltiltError, UsageError
+from fulltilt.errors import DataError, FulltiltError
 from fulltilt.infer.gates.accuracy import compare_outputs
 from fulltilt.infer.joining import Sample, join_samples, read_length, split_outputs
 from fulltilt.infer.manifest import InputSpec
@@ -117,7 +117,7 @@ def build_inference_model(
         DataError: no sample, or samples that no batch of arrays can hold.
         FulltiltError: an output is NaN or infinite.
     """
-    place = check_device(device)
+    place = builder.check_device(device)
     workload = build_workload(config)
     data = "training set" if workload.validation is None else "validation set"
     seed_everything(config.run.seed)
@@ -160,16 +160,9 @@ def build_inference_model(
 
 
 def build_model(workload: Workload, config: Config) -> nn.Module:
-    """Build the model in evaluation mode, as training initialises it.
-
-    Raises:
-        UsageError: the workload's function returns something else.
-    """
+    """Build the model in evaluation mode, as training initialises it."""
     seed_everything(config.run.seed)
-    model = workload.model()
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"the model is {type(model).__name__}; the function of the workload must return a Module")
-    return model.eval()
+    return builder.build_model(workload).eval()
 
 
 def load_weights(model: nn.Module, folder: Path) -> dict[str, Any]:
@@ -310,19 +303,11 @@ def _find_dependence(
     return vary, None if sqnr_db >= INDEPENDENT_DB else f"padding changes the model's answers ({sqnr_db:.0f} dB)"
 
 
-class _Operators(TorchDispatchMode):
-    """Notes the operators that run; the profiler would print lines of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def _has_attention(flat: Flat, sample: Sample, device: torch.device) -> bool:
-    with _Operators() as seen:
-        run_module(flat, tuple(array[None] for array in sample), device)
-    return any("attention" in name for name in seen.names)
+    """Ask for an answer with every kernel of attention forbidden; torch's profiler would print lines of its own."""
+    try:
+        with sdpa_kernel([]):
+            run_module(flat, tuple(array[None] for array in sample), device)
+    except RuntimeError as error:
+        return "scaled_dot_product" in str(error)
+    return False

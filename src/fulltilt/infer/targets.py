@@ -23,9 +23,8 @@ WAITING = ("response_s", "first_token_s")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 VERDICTS: tuple[Verdict, ...] = ("met", "not proven", "missed")
 STATISTICS = (*QUANTILES, "mean", "max")
-MAX_LOAD_S = 120.0  # upper bound of a longer load, sent when responses depend on each other
-MAX_EXPECTED_S = 3600.0
-MAX_LONGER = 4  # times the planned requests, where these leave a percentile open
+MAX_LOAD_S = 120.0  # of a load that goes on, where the planned requests leave a percentile open
+MAX_LONGER = 4  # times the planned requests, where no rate tells how long they take
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +51,6 @@ class Load:
     Attributes:
         requests_per_s: Rate of arrivals; None where no target needs a load, and where no rate belongs to the scenario.
         n_requests: Requests that the strictest percentile needs if they do not wait for each other; 0: none is sent.
-        n_independent: Independent responses that the strictest percentile of the response needs.
         new_tokens: Words that a request asks a model for that writes text.
     """
 
@@ -60,13 +58,8 @@ class Load:
     samples_per_request: int
     n_requests: int
     seed: int
-    n_independent: int = 0
     scenario: Scenario = "server"
     new_tokens: int = 0
-
-    @property
-    def expected_s(self) -> float:
-        return self.n_requests / self.requests_per_s if self.requests_per_s else 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,9 +82,9 @@ class Figures:
     memory_mean_gib: float = 0.0
     first_token_s: tuple[float, ...] = ()
 
-    def seconds_per_request(self, load: Load) -> float:
-        """Mean seconds of a request when requests are sent back to back."""
-        return sum(self.block_s) * load.samples_per_request / sum(self.block_samples)
+    def read_s(self, figure: Figure) -> Floats:
+        """Return the seconds of a time under the load."""
+        return np.array(self.call_s if figure == "batch_latency_ms" else getattr(self, figure))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,26 +137,16 @@ def plan_load(config: Config, targets: Sequence[Target]) -> Load:
             f"{timed[0].name} needs a load; say how many requests arrive a second, such as targets.requests_per_s=20",
             key="targets.requests_per_s",
         )
-    needed = {t: count_needed_requests(QUANTILES[t.statistic]) for t in timed if t.statistic in QUANTILES}
-    load = Load(
+    needed = [count_needed_requests(QUANTILES[t.statistic]) for t in timed if t.statistic in QUANTILES]
+    samples = config.targets.samples_per_request or SAMPLES_PER_REQUEST.get(scenario) or config.data.batch_size
+    return Load(
         requests_per_s=requests_per_s if timed else None,
-        samples_per_request=config.targets.samples_per_request
-        or SAMPLES_PER_REQUEST.get(scenario)
-        or config.data.batch_size,
-        n_requests=max([MIN_REQUESTS, *needed.values()]) if timed else 0,
-        n_independent=max([n for target, n in needed.items() if target.figure in WAITING], default=0),
+        samples_per_request=samples,
+        n_requests=max([MIN_REQUESTS, *needed]) if timed else 0,
         seed=config.run.seed,
         scenario=scenario,
         new_tokens=config.targets.new_tokens,
     )
-    if load.expected_s > MAX_EXPECTED_S:
-        lowest = load.n_requests / MAX_EXPECTED_S
-        raise ConfigError(
-            f"{load.n_requests} requests at {requests_per_s}/s take {load.expected_s / 3600:.0f} h; state "
-            f"{lowest:.2g} or more",
-            key="targets.requests_per_s",
-        )
-    return load
 
 
 def judge(target: Target, figures: Figures, load: Load) -> Judged:
@@ -173,10 +156,10 @@ def judge(target: Target, figures: Figures, load: Load) -> Judged:
     lasts, and the figure depends on when the measurement stops.
     """
     estimate = estimate_figure(target.figure, target.statistic, figures, load)
-    verdict: Verdict = decide(estimate.ci95, target.limit, is_floor=target.figure in FLOORS)
+    verdicts = [decide(estimate.ci95, target.limit, is_floor=target.figure in FLOORS)]
     if target.figure in WAITING and load.scenario == "server":
-        verdicts: list[Verdict] = [verdict, judge_load(figures, load)]
-        verdict = max(verdicts, key=VERDICTS.index)
+        verdicts.append(judge_load(figures, load))
+    verdict = max(verdicts, key=VERDICTS.index)
     return Judged(
         name=target.name,
         limit=target.limit,
@@ -199,7 +182,7 @@ def judge_load(figures: Figures, load: Load) -> Verdict:
     return decide(estimate_figure("samples_per_hour", None, figures, load).ci95, arriving_per_hour, is_floor=True)
 
 
-def compute_dependence(load: Load, seconds_per_request: float) -> float:
+def compute_dependence(load: Load, figures: Figures) -> float:
     """Compute how many successive responses carry as much information as one independent response.
 
     Requests that arrive while others are answered wait with them, so neighbours are alike: the busier the worker, the
@@ -210,23 +193,15 @@ def compute_dependence(load: Load, seconds_per_request: float) -> float:
 
     Source: the relaxation time of the M/M/1 queue, Cohen, The Single Server Queue (1982), II.2.
     """
-    utilization = (load.requests_per_s or 0.0) * seconds_per_request
+    samples_per_s = sum(figures.block_samples) / sum(figures.block_s)
+    utilization = (load.requests_per_s or 0.0) * load.samples_per_request / samples_per_s
     return 1 + utilization / (1 - math.sqrt(utilization)) ** 2 if utilization < 1 else math.inf
 
 
-def plan_requests(load: Load, seconds_per_request: float) -> int:
-    """Plan how many requests to send from how fast they are answered, within MAX_LOAD_S."""
-    dependence = compute_dependence(load, seconds_per_request)
-    if not load.n_independent or math.isinf(dependence):
-        return load.n_requests
-    at_most = max(load.n_requests, math.ceil(MAX_LOAD_S * (load.requests_per_s or 0.0)))
-    return min(at_most, max(load.n_requests, math.ceil(load.n_independent * dependence)))
-
-
-def count_at_most(load: Load, n_planned: int) -> int:
+def count_at_most(load: Load) -> int:
     """Count the requests that may be sent where the planned ones leave a percentile open."""
-    at_most = MAX_LOAD_S * load.requests_per_s if load.requests_per_s else math.inf
-    return max(n_planned, math.floor(min(MAX_LONGER * n_planned, at_most)))
+    n = MAX_LOAD_S * load.requests_per_s if load.requests_per_s else MAX_LONGER * load.n_requests
+    return max(load.n_requests, round(n))
 
 
 def decide(interval: tuple[float, float], limit: float, *, is_floor: bool) -> Verdict:
@@ -262,5 +237,5 @@ def estimate_figure(figure: Figure, statistic: str | None, figures: Figures, loa
 def _read_values(figure: Figure, figures: Figures, load: Load) -> tuple[Floats, float]:
     """Return the values of a time in its target's unit, and how many say as much as one."""
     if figure in WAITING:
-        return np.array(getattr(figures, figure)), compute_dependence(load, figures.seconds_per_request(load))
-    return 1000 * np.array(figures.call_s), 1.0
+        return figures.read_s(figure), compute_dependence(load, figures)
+    return 1000 * figures.read_s(figure), 1.0

@@ -53,7 +53,5 @@ def run_training(words: Sequence[str], out_dir: Path) -> Path:
 
 
 def _read_result(out_dir: Path) -> dict[str, Any]:
-    try:
-        return json.loads((out_dir / RESULT).read_text())
-    except FileNotFoundError:
-        return {}
+    path = out_dir / RESULT
+    return json.loads(path.read_text()) if path.exists() else {}

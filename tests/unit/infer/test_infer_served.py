@@ -93,7 +93,7 @@ def test_levers_of_inference_are_in_force_and_one_that_cannot_apply_is_refused_o
     ("task", "refusal", "words"),
     [
         ("divides", FulltiltError, "outputs of the model are NaN or infinite"),
-        ("no_model", UsageError, "the model is str; the function of the workload must"),
+        ("no_model", UsageError, "the model of workload returned str; it must return"),
     ],
 )
 def test_what_cannot_answer_ends_the_measurement(task, refusal, words):
@@ -146,7 +146,7 @@ class Clock:
 def test_blocks_are_of_the_length_that_suits_the_model_and_hold_its_rate(batch_s, n_blocks):
     clock = Clock(batch_s)
     assert warm_up(clock.answer, clock=clock) == pytest.approx(batch_s)
-    blocks = measure_blocks(clock.answer, 8, batch_s, tell=lambda: None, clock=clock)
+    blocks = measure_blocks(clock.answer, 8, batch_s, send=lambda said: None, clock=clock)
     assert len(blocks) == n_blocks
     assert all(seconds >= BLOCK_S - 1e-6 for _, seconds in blocks)
     assert sum(n for n, _ in blocks) / sum(s for _, s in blocks) == pytest.approx(8 / batch_s)

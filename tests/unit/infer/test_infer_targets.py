@@ -1,5 +1,6 @@
 """Targets of a configuration, the load they need, and verdicts from raw figures."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -21,7 +22,6 @@ from fulltilt.infer.targets import (
     judge,
     judge_load,
     plan_load,
-    plan_requests,
     plan_targets,
 )
 from fulltilt.infer.training import describe_training, find_training
@@ -55,7 +55,7 @@ def test_the_guides_four_targets_have_the_names_of_the_contract_and_368_requests
     names = ["batch_latency_ms_p99", "memory_gib", "samples_per_hour", "response_s_p95"]
     assert [target.name for target in targets] == names
     load = plan_load(config, targets)
-    assert (load.n_requests, load.samples_per_request, load.expected_s) == (368, 8, 18.4)
+    assert (load.n_requests, load.samples_per_request) == (368, 8)
     config = build_config(memory_gib=1, requests_per_s=20)
     load = plan_load(config, plan_targets(config))
     assert (load.requests_per_s, load.n_requests) == (None, 0), "no target is about the load"
@@ -68,7 +68,6 @@ def test_the_guides_four_targets_have_the_names_of_the_contract_and_368_requests
         ({"requests_per_s": 5}, {}, ConfigError, "no target is stated"),
         ({"response_s": {"p95": 2}}, {}, ConfigError, "needs a load; say how many requests arrive a second"),
         ({"response_s": {"p97": 2}}, {}, ConfigError, r"(?s)p97.*p99"),
-        ({"response_s": {"p99": 1}, "requests_per_s": 0.001}, {}, ConfigError, r"state 0\.1 or more"),
         ({"response_s": {"p99": 1}, "scenario": "offline"}, {}, ConfigError, "has no response times"),
         ({"memory_gib": 1}, {"run": {"device": [0, 1]}}, ConfigError, "names 2 devices"),
         ({"memory_gib": 1}, {"run": {"device": "cuda:77"}}, DeviceError, "cuda:77"),
@@ -185,10 +184,10 @@ def simulate_queue(utilization, n, seed):
 @pytest.mark.parametrize("utilization", [0.2, 0.6])
 def test_the_interval_of_a_response_holds_the_truth_although_requests_wait_for_each_other(utilization):
     truth = float(np.quantile(simulate_queue(utilization, 200_000, 0)[1000:], 0.95))
-    load = Load(requests_per_s=utilization, samples_per_request=1, n_requests=100, n_independent=72, seed=0)
+    load = Load(requests_per_s=utilization, samples_per_request=1, n_requests=100, seed=0)
     n, hits = 100, 0
     for seed in range(1, n + 1):
-        values = simulate_queue(utilization, plan_requests(load, 1.0) if utilization < 0.5 else 1000, seed)
+        values = simulate_queue(utilization, 120 if utilization < 0.5 else 1000, seed)
         figures = build_figures(responses_s=values, calls_s=[1.0], n_samples=1, block_s=1.0)
         low, high = estimate_figure("response_s", "p95", figures, load).ci95
         hits += low <= truth <= high
@@ -196,11 +195,11 @@ def test_the_interval_of_a_response_holds_the_truth_although_requests_wait_for_e
 
 
 def test_too_few_requests_for_a_busy_worker_prove_nothing():
-    load = Load(requests_per_s=0.8, samples_per_request=1, n_requests=100, n_independent=72, seed=0)
+    load = Load(requests_per_s=0.8, samples_per_request=1, n_requests=100, seed=0)
     figures = build_figures(responses_s=simulate_queue(0.8, 100, 1), calls_s=[1.0], n_samples=1, block_s=1.0)
     judged = judge(Target(figure="response_s", statistic="p95", limit=1000.0), figures, load)
     assert (judged.verdict, judged.ci95[1]) == ("not proven", math.inf)
-    assert plan_requests(load, 1.0) == 120 * 0.8 + 4, "the least, which is more than MAX_LOAD_S allows"
+    assert count_at_most(load) == 100, "no fewer than planned, which is more than MAX_LOAD_S allows"
 
 
 @pytest.mark.parametrize(("scenario", "samples"), [("single", 1), ("multi", 8), ("offline", 8)])
@@ -208,41 +207,37 @@ def test_streams_and_offline_need_no_rate_and_have_samples_of_their_own(scenario
     config = build_config(batch_latency_ms={"p99": 100}, scenario=scenario, requests_per_s=5)
     load = plan_load(config, plan_targets(config))
     assert (load.scenario, load.requests_per_s, load.samples_per_request) == (scenario, None, samples)
-    assert (load.n_requests, load.expected_s) == (368, 0.0)
-    assert compute_dependence(load, 10.0) == 1
+    assert (load.n_requests, compute_dependence(load, build_figures())) == (368, 1)
 
 
-def build_stopping(*, limit=100.0, n_planned=368):
-    target = Target(figure="batch_latency_ms", statistic="p99", limit=limit)
-    return Stopping([target, Target(figure="memory_gib", statistic=None, limit=1)], LOAD, build_figures(), n_planned)
-
-
-def find_end(stopping, calls_s):
+def find_end(calls_s, n_planned=368):
     """Return after how many answers the load ends, and how often it was looked at."""
-    answers, n_looks = [], 0
+    targets = [Target(figure="batch_latency_ms", statistic="p99", limit=100.0)]
+    targets += [Target(figure="memory_gib", statistic=None, limit=1)]
+    answers, looks = [], []
+    load = dataclasses.replace(LOAD, requests_per_s=20.0, n_requests=n_planned)
+    is_enough = Stopping(targets, load, build_figures(), [], looks.append)
     for call_s in calls_s:
         answers.append(Answer(due_s=0.0, start_s=0.0, end_s=0.1, call_s=call_s))
-        if len(answers) >= stopping.next_look:
-            n_looks += 1
-            if stopping.look(answers):
-                break
-    return len(answers), n_looks
+        if is_enough(answers):
+            break
+    return len(answers), len(looks)
 
 
 def test_a_load_ends_with_its_plan_where_that_decides_and_goes_on_where_it_does_not():
-    assert find_end(build_stopping(), [0.05] * 2000)[0] == 368
+    assert find_end([0.05] * 2000)[0] == 368
     once_late = [0.05] * 100 + [0.5] + [0.05] * 2000
-    n_sent, n_looks = find_end(build_stopping(), once_late)
+    n_sent, n_looks = find_end(once_late)
     assert 612 < n_sent < 1300, "one hiccup leaves p99 of 368 open, the test decides later"
-    assert n_looks < 40, "a look makes a request wait"
+    assert n_looks < 60, "a look makes a request wait"
 
 
 def test_a_load_that_is_refused_ends_before_its_plan_is_through():
-    assert find_end(build_stopping(), [0.5] * 368)[0] == 50
-    assert find_end(build_stopping(n_planned=20), [0.5] * 368)[0] == 20
+    assert find_end([0.5] * 368)[0] == 51
+    assert find_end([0.5] * 368, n_planned=20)[0] == 20
 
 
 def test_more_requests_than_planned_are_bounded_in_number_and_time():
-    assert count_at_most(LOAD, 100) == 240, "two minutes at 2 a second"
-    assert count_at_most(LOAD, 400) == 400, "no fewer than planned"
-    assert count_at_most(Load(requests_per_s=None, samples_per_request=1, n_requests=1, seed=0), 50) == 200
+    assert count_at_most(dataclasses.replace(LOAD, n_requests=100)) == 240, "two minutes at 2 a second"
+    assert count_at_most(LOAD) == 368, "no fewer than planned"
+    assert count_at_most(Load(requests_per_s=None, samples_per_request=1, n_requests=50, seed=0)) == 200

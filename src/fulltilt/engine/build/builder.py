@@ -104,7 +104,7 @@ def _resolve(
     seed_everything(seed)
     dataset = workload.dataset()
     seed_everything(seed)  # what the dataset draws does not change the model
-    model = _build_model(workload)
+    model = build_model(workload)
     world.arrive()  # before the first word between ranks: one that hangs in the user's code is behind the others
     n_samples = _check_length(dataset, plan["batch_size"], workload.name)
     facts = describe(model, dataset, device, is_batch_known=workload.collate is None, n_ranks=world.n_ranks)
@@ -289,7 +289,12 @@ def _report_threads(start: Callable[[int], None] | None, seen: Tensor, worker_id
     seen[worker_id] = torch.get_num_threads()
 
 
-def _build_model(workload: Workload) -> nn.Module:
+def build_model(workload: Workload) -> nn.Module:
+    """Build the model of a workload.
+
+    Raises:
+        UsageError: its function returns something else, or a model without shapes.
+    """
     model = workload.model()
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model of {workload.name} returned {type(model).__name__}; it must return an nn.Module")

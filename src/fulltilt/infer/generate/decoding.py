@@ -62,10 +62,8 @@ class Writer:
 
     def check_lengths(self, prompts: Sequence[Sequence[int]], n_new: int) -> None:
         lengths = [len(prompt) for prompt in prompts]
-        if not lengths or min(lengths) < 1:
+        if min(lengths) < 1:
             raise UsageError("a prompt is empty; give at least one word to write on from")
-        if n_new < 1:
-            raise UsageError(f"{n_new} new words were asked for; ask for 1 or more")
         if self.max_length is not None and max(lengths) + n_new > self.max_length:
             raise UsageError(
                 f"a prompt of {max(lengths)} words and {n_new} new ones are {max(lengths) + n_new}, the model was "
@@ -87,9 +85,7 @@ def find_writer(model: nn.Module) -> Writer | None:
     return None
 
 
-def generate(
-    model: GPT, prompts: Sequence[Sequence[int]], n_new: int, on_words: OnWords, sampling: Sampling = GREEDY
-) -> None:
+def generate(model: GPT, prompts: Sequence[Sequence[int]], n_new: int, on_words: OnWords, sampling: Sampling) -> None:
     """Read all prompts at once, then one word of each row a step.
 
     Device: synchronises once a word, which goes to the host.

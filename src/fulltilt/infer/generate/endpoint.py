@@ -4,10 +4,9 @@ Imports torch: who serves asks ``may_write_text`` first.
 """
 
 import asyncio
-import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,21 +50,20 @@ class TextService:
         Raises:
             UsageError: there is none, its words are not the model's, or it is too long.
         """
-        if body.tokens is not None and body.prompt is None:
-            tokens = body.tokens
-        elif body.prompt is None or body.tokens is not None:
+        if (body.prompt is None) == (body.tokens is None):
             raise UsageError("give either prompt, a text, or tokens, the numbers of its words")
-        elif self._table is None:
-            raise UsageError("the words of this model are not kept with it, so a prompt cannot be read; give tokens")
-        else:
-            tokens = self._table.encode(body.prompt)
+        tokens = body.tokens
+        if tokens is None:
+            if self._table is None:
+                raise UsageError("the words of this model are not kept with it, so give tokens instead of a prompt")
+            tokens = self._table.encode(body.prompt or "")
         if max(tokens, default=0) >= self._writer.n_vocabulary:
             raise UsageError(f"tokens hold {max(tokens)}, the model knows words 0 to {self._writer.n_vocabulary - 1}")
         self._writer.check_lengths([tokens], body.max_new_tokens)
         return tokens
 
-    async def stream(self, prompt: Sequence[int], body: GenerateBody) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield each word, then a summary. Whoever stops listening stops the writing."""
+    async def stream(self, prompt: Sequence[int], body: GenerateBody, host: Any) -> AsyncGenerator[str, None]:
+        """Yield an event for each word, then a summary. Whoever stops listening stops the writing."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
         is_gone, start_s = False, time.perf_counter()
 
@@ -78,20 +76,26 @@ class TextService:
                 self._writer([prompt], body.max_new_tokens, tell, body)
 
         self.n_inside += 1
+        host.n_open += 1
         job = loop.run_in_executor(self._worker, work)
         job.add_done_callback(lambda _: queue.put_nowait(None))
         times_s: list[float] = []
         try:
             while (word := await queue.get()) is not None:
                 times_s.append(time.perf_counter() - start_s)
-                yield {"token": word} | ({} if self._table is None else {"text": self._table.decode([word])})
+                yield _encode({"token": word} | ({} if self._table is None else {"text": self._table.decode([word])}))
             await job
-            yield {"done": True, "n_tokens": len(times_s), "first_token_s": times_s[0], "seconds": times_s[-1]}
+            yield _encode({"done": True, "n_tokens": len(times_s), "first_token_s": times_s[0], "seconds": times_s[-1]})
         except Exception as error:  # the answer has begun: what went wrong is its last event
-            yield {"error": describe_error(error)}
+            yield _encode({"error": describe_error(error)})
         finally:
             is_gone = True
             self.n_inside -= 1
+            host.n_open -= 1
+
+
+def _encode(event: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
 
 
 def find_text_service(folder: Path, manifest: Manifest) -> TextService | None:
@@ -122,16 +126,6 @@ def build_router(service: TextService, host: Any) -> APIRouter:
             prompt = service.read_prompt(body)
         except UsageError as error:
             raise HTTPException(422, str(error)) from None
-        return StreamingResponse(_encode(service.stream(prompt, body), host), media_type="text/event-stream")
+        return StreamingResponse(service.stream(prompt, body, host), media_type="text/event-stream")
 
     return router
-
-
-async def _encode(events: AsyncGenerator[dict[str, Any], None], host: Any) -> AsyncIterator[str]:
-    host.n_open += 1
-    try:
-        async with contextlib.aclosing(events):
-            async for event in events:
-                yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
-    finally:
-        host.n_open -= 1
