@@ -85,7 +85,7 @@ def test_levers_of_inference_are_in_force_and_one_that_cannot_apply_is_refused_o
     assert requests.said["notes"] == ["speed.compile is of training, it is not in force here"]
     with pytest.raises(PlanObstacleError, match="precision=tf32: TF32 exists on NVIDIA"):
         build_requests(speed={"precision": "tf32"})
-    with pytest.raises(PlanObstacleError, match="engine=compile: fulltilt infer search builds it"):
+    with pytest.raises(PlanObstacleError, match="engine=compile: fulltilt infer search builds"):
         build_requests(inference={"engine": "compile"})
 
 
