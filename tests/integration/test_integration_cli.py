@@ -117,6 +117,7 @@ def test_the_pick_is_in_the_yaml_and_the_comments_too(searched):
     assert all(line in written for line in comments)
 
 
+@pytest.mark.usefixtures("lent_server")
 def test_the_guides_door_is_the_same_search(searched, run_script, monkeypatch):
     """The same search again, under the guide's name and flags, finds its rows and runs nothing."""
     folder, _, document = searched
@@ -127,6 +128,7 @@ def test_the_guides_door_is_the_same_search(searched, run_script, monkeypatch):
     assert again["search"]["n_resumed"] >= len(document["trials"])
 
 
+@pytest.mark.usefixtures("lent_server")
 def test_another_search_in_the_same_folder_is_refused_with_the_remedy(searched, call):
     words = ["tune", DIGITS, "--exhaustive", "--batch-sizes", "16", "--device", "cpu", "--out", searched[0] / "run"]
     assert "--out" in call(*words, expect=2).err
@@ -152,6 +154,7 @@ def test_check_passes_what_works_and_fails_what_does_not(tmp_path, call):
     assert "batch_size 5000 is larger than" in call("check", "bad.yaml", "--device", "cpu", expect=3).out
 
 
+@pytest.mark.usefixtures("lent_server")
 @pytest.mark.parametrize("command", ["tune", "train", "check"])
 def test_what_is_wrong_in_a_configuration_is_named_with_its_place(tmp_path, call, command):
     (tmp_path / "key.yaml").write_text("model: small_cnn\ndata:\n  dataset: digits\n  batchsize: 8\n")

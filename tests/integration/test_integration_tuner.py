@@ -171,6 +171,7 @@ def test_the_fastest_took_turns_with_the_settings_as_they_were_and_progress_name
     assert [e.name for e in events if isinstance(e, PickMade)] == ["throughput", "efficiency", "memory", "recommended"]
 
 
+@pytest.mark.usefixtures("lent_server")
 def test_the_same_search_again_runs_no_trial_and_comes_with_the_error_where_its_result_cannot_be_written(
     searched, monkeypatch
 ):
@@ -214,6 +215,7 @@ def test_a_search_for_several_devices_measures_whole_runs_on_all_of_them(project
     assert result.picks.recommended.trial.plan["batch_size"] == 64
 
 
+@pytest.mark.usefixtures("lent_server")
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -227,6 +229,7 @@ def test_a_workload_that_cannot_train_is_no_plan_with_the_reason(project, name, 
     assert {row.status for row in read_rows(project / "out") if row.kind == "end_to_end"} == {"error"}
 
 
+@pytest.mark.usefixtures("lent_server")
 @pytest.mark.parametrize(
     ("name", "options", "error", "words"),
     [
