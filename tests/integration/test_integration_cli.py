@@ -168,6 +168,7 @@ def test_what_is_wrong_in_a_configuration_is_named_with_its_place(tmp_path, call
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lent_server")
 def test_data_make_writes_what_tune_reads(call, run_script):
     call("data", "make", "events.h5", "--n-samples", "64", "--n-sensors", "24")
     config = ROOT / "configs" / "checking_gpu_optimization.yaml"
@@ -210,6 +211,7 @@ def test_a_wait_policy_is_in_force_where_the_command_has_a_process_of_its_own_an
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lent_server")
 def test_data_that_are_not_there_are_told_before_the_folder_of_another_search(tmp_path, call):
     claim = {"command": "tune", "results": ["trials.jsonl"]}
     with RunFolder(tmp_path / "run", fingerprint_parts={"workload": "another"}, **claim):

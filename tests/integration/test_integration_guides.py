@@ -115,6 +115,7 @@ def clone(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lent_server")
 def test_the_guides_commands_run_one_after_another(clone, monkeypatch, capfd):
     commands = [*read_commands()]
     assert all(any(part in shlex.join(shlex.split(line)) for line in commands) for part in SMALL)

@@ -190,6 +190,7 @@ def test_the_same_search_again_runs_no_trial_and_comes_with_the_error_where_its_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lent_server")
 def test_rows_of_other_code_are_left_aside_with_what_changed(project):
     """The user's optimizer is another one now, and the rows of the old one say nothing of it."""
     options = {"batch_sizes": [64], "exhaustive": True, "out": "out", "settings": NO_LEVERS | {"data.batch_size": 64}}
