@@ -31,7 +31,7 @@ LOAD_S = 45.0  # at most: the test may not decide
 WAIT = 0.5  # for the last answers: of the time in which requests are sent
 CALIBRATION_S = 4.0  # of each of two loads
 SELDOM = 0.2  # of the load, at which few requests meet
-N_FITS = 12
+N_FITS, FITTED = 12, 0.75  # that quantile: queues hardly show below it, and above it other work of the machine does
 
 
 def accept(row: Candidate, artefact: Path, goal: Goal, arrivals: Arrivals, logs: Path, limit_s: float) -> Live:
@@ -78,7 +78,7 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
 
     The model's calls take longer beside the work on requests, which has the same cores and the interpreter's lock: at
     ``requests_per_s`` the server tells how long. Where few requests meet, the rest of a response is what it takes
-    beside the model. How much of that a sample keeps from others shows in the median at ``requests_per_s``.
+    beside the model. How much of that a sample keeps from others shows in the queue at ``requests_per_s``.
     """
     assert row.surface is not None
     assert row.policy is not None
@@ -106,7 +106,7 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
     for _ in range(N_FITS):
         middle_s = (low_s + high_s) / 2
         responses_s = simulate_responses_s(often, requests_per_s, policy, build(middle_s))
-        is_less = compute_quantile_s(responses_s, 0.5) < np.median(often_s)  # other work shows in the tail
+        is_less = compute_quantile_s(responses_s, FITTED) < np.quantile(often_s, FITTED)
         low_s, high_s = (middle_s, high_s) if is_less else (low_s, middle_s)
     return build(low_s)
 
