@@ -29,15 +29,7 @@ from fulltilt.infer.joining import Sample
 from fulltilt.infer.load import loop
 from fulltilt.infer.load.arrivals import plan_arrivals
 from fulltilt.infer.model import build_inference_model
-from fulltilt.infer.targets import (
-    QUANTILES,
-    Figures,
-    Load,
-    Target,
-    count_at_most,
-    examine_target,
-    judge,
-)
+from fulltilt.infer.targets import QUANTILES, Figures, Load, Target, count_at_most, examine_target, judge
 from fulltilt.levers import find_obstacles, load_inference_catalogue
 from fulltilt.levers.precision import resolve
 from fulltilt.records import decode, encode
@@ -135,7 +127,7 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
 
 
 def open_model(message: Mapping[str, Any], load: Load) -> Requests:
-    """Build the model of a configuration, with the levers of inference that it states, as ``infer serve`` would.
+    """Build the model of a configuration, with the levers of inference that it states.
 
     Raises:
         UsageError: a lever cannot apply, or the engine is one that ``infer search`` builds.
