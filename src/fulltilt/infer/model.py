@@ -40,18 +40,22 @@ LAYERS = (nn.Linear, nn.LSTM, nn.GRU)
 
 
 class Flat(nn.Module):
-    """Calls a model with its inputs one by one, and returns the tensors of its outputs as one tuple."""
+    """Calls a model with its inputs one by one, and returns what it says of each sample as one tuple of tensors."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], takes_mapping: bool):
         super().__init__()
         self.model, self.names, self.takes_mapping = model, tuple(names), takes_mapping
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(leaf for leaf in tree_leaves(self.call(*inputs)) if isinstance(leaf, Tensor))
+        return tuple(leaf for leaf in tree_leaves(self.call(*inputs)) if _is_answer(leaf))
 
     def call(self, *inputs: Tensor) -> Any:
         """Return the outputs as the model gives them."""
         return self.model(dict(zip(self.names, inputs, strict=True))) if self.takes_mapping else self.model(*inputs)
+
+
+def _is_answer(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0  # a loss of the whole batch is none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,7 +100,7 @@ class InferenceModel:
         """Give the outputs of one sample the form that the workload's metrics take, as a batch of one."""
         given = (torch.from_numpy(np.asarray(array)[None]) for array in outputs)
         leaves, form = self._form
-        return tree_unflatten([next(given) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
+        return tree_unflatten([next(given) if _is_answer(leaf) else leaf for leaf in leaves], form)
 
     @functools.cached_property
     def _form(self) -> Any:

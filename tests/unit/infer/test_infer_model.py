@@ -26,7 +26,8 @@ class Named(nn.Module):
         self.linear = nn.Linear(4, 2)
 
     def forward(self, batch):
-        return {"scores": self.linear(batch["x"]) * batch["scale"][:, None], "kind": "a word"}
+        scores = self.linear(batch["x"]) * batch["scale"][:, None]
+        return {"loss": scores.sum(), "scores": scores, "kind": "a word"}
 
 
 def pair_up(samples):
@@ -106,6 +107,7 @@ def test_inputs_by_name_stay_a_mapping_and_metrics_get_the_outputs_in_their_own_
     assert model.module.takes_mapping
     assert model.max_length is None
     outputs = model.answer(model.samples[:3])
+    assert [len(arrays) for arrays in outputs] == [1, 1, 1], "a loss of the batch is no answer to a sample"
     built = model.rebuild(outputs[1])
     assert built["kind"] == "a word"
     assert built["scores"].tolist() == [outputs[1][0].tolist()]
