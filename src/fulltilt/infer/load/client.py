@@ -6,11 +6,13 @@ a server on the same cores would feel.
 
 import asyncio
 import re
+from collections.abc import Awaitable
 from ssl import SSLContext
 
 MAX_CONNECTIONS = 400  # select takes 1,024 files
 MAX_BYTES = 2**24  # of an answer without a length
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.I)
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Client:
@@ -18,32 +20,36 @@ class Client:
 
     def __init__(self, host: str, port: int, context: SSLContext | None):
         self._host, self._port, self._context = host, port, context
-        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._idle: list[Streams] = []
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
 
-    async def ask(self, request: bytes) -> tuple[int, int]:
-        """Return the status of the answer, and how many samples came from a cache.
+    def send(self, request: bytes) -> Awaitable[tuple[int, int]]:
+        """Send at once where a connection is free → what awaits the status, and how many samples came from a cache.
 
         Raises:
             OSError, EOFError, ValueError, asyncio.LimitOverrunError: there was no whole answer.
         """
+        streams = self._idle.pop() if self._idle else None
+        if streams is not None:
+            streams[1].write(request)
+        return self._receive(request, streams)
+
+    async def _receive(self, request: bytes, kept: Streams | None) -> tuple[int, int]:
         async with self._free:
-            while self._idle:
+            if kept is not None:
                 try:
-                    return await self._ask_over(*self._idle.pop(), request)
+                    return await self._read(*kept)
                 except (ConnectionError, asyncio.IncompleteReadError) as error:
                     if getattr(error, "partial", b""):
                         raise
                     # it was idle, and the server closed it as this was sent
             streams = await asyncio.open_connection(self._host, self._port, ssl=self._context, limit=MAX_BYTES)
-            return await self._ask_over(*streams, request)
+            streams[1].write(request)
+            return await self._read(*streams)
 
-    async def _ask_over(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes
-    ) -> tuple[int, int]:
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[int, int]:
         is_kept = False
         try:
-            writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             length = LENGTH.search(head)
             body = await (reader.readexactly(int(length[1])) if length else reader.readuntil(b"0\r\n\r\n"))

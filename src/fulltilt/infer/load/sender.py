@@ -14,6 +14,7 @@ import selectors
 import ssl
 import sys
 from array import array
+from collections.abc import Awaitable
 from typing import Any
 
 from fulltilt.infer.load.arrivals import plan_arrivals
@@ -53,7 +54,7 @@ class Sender:
                 if due_s > self._now_s():
                     await asyncio.sleep(due_s - self._now_s())
                 self._open[number] = due_s, self._now_s()
-                tasks.create_task(self._send(number, due_s, requests[number % len(requests)]))
+                tasks.create_task(self._receive(number, self._client.send(requests[number % len(requests)])))
         self.write("schedule")
 
     async def tell(self) -> None:
@@ -73,11 +74,11 @@ class Sender:
         rows, self._rows = {"rows": self._rows.tobytes().hex(), "open": still.tobytes().hex()}, array("d")
         print(json.dumps(rows | {"now_s": now_s, "ended": ended}), flush=True)
 
-    async def _send(self, number: int, due_s: float, request: bytes) -> None:
-        handled_s = self._now_s()
+    async def _receive(self, number: int, answer: Awaitable[tuple[int, int]]) -> None:
+        due_s, handled_s = self._open[number]
         try:
             async with asyncio.timeout_at(self._begin_s + due_s + self._plan["timeout_s"]):
-                status, n_cached = await self._client.ask(request)
+                status, n_cached = await answer
         except TimeoutError:
             status, n_cached = TIMED_OUT, 0
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):
