@@ -106,6 +106,14 @@ def test_offline_as_many_are_open_as_connections_allow():
     assert outcome.samples_per_s > 0
 
 
+def test_those_who_waited_for_a_connection_share_the_ones_there_are():
+    with StandIn(pause_s=lambda number: 0.6 if number == 5 else 0.0) as server:
+        outcome, _ = run_load(server.url, requests_per_s=2000.0, seconds=0.8)
+    assert outcome.unanswered == {}
+    assert outcome.ended == "schedule"
+    assert 100 < server.n_connections <= 400
+
+
 def test_an_interrupted_load_keeps_what_was_measured_and_no_process():
     with StandIn() as server:
         load = HttpLoad(LoadPlan(url=server.url, requests_per_s=50.0, seconds=600.0), BODIES)

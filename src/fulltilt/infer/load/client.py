@@ -29,14 +29,18 @@ class Client:
         Raises:
             OSError, EOFError, ValueError, asyncio.LimitOverrunError: there was no whole answer.
         """
-        streams = self._idle.pop() if self._idle else None
-        if streams is not None:
-            streams[1].write(request)
-        return self._receive(request, streams)
+        return self._receive(request, None if self._free.locked() else self._send_over_idle(request))
+
+    def _send_over_idle(self, request: bytes) -> Streams | None:
+        if not self._idle:
+            return None
+        streams = self._idle.pop()
+        streams[1].write(request)
+        return streams
 
     async def _receive(self, request: bytes, kept: Streams | None) -> tuple[int, int]:
         async with self._free:
-            if kept is not None:
+            if kept := kept or self._send_over_idle(request):
                 try:
                     return await self._read(*kept)
                 except (ConnectionError, asyncio.IncompleteReadError) as error:
