@@ -7,7 +7,7 @@ import pytest
 from fulltilt.tuner.trials.client import Zygote
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not longer: memory is measured differently in a process with children
 def server_of_trials(tmp_path_factory):
     with Zygote(tmp_path_factory.mktemp("trials") / "zygote.log") as zygote:
         zygote.start()
