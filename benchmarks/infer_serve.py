@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks._rounds import build_arms, compute_differences, compute_ratios, run_rounds
 from benchmarks._runner import ROOT, Context, Findings, prepare_peers_environment
 from benchmarks._schema import Arm, Target, build_arm, judge, judge_median
+from fulltilt.hardware.proctree import kill_session
 from fulltilt.infer.load.http import HttpLoad
 from fulltilt.infer.load.outcome import LoadPlan
 from fulltilt.infer.manifest import Policy
@@ -156,11 +157,10 @@ def start_server(way: str, model: str) -> Iterator[int]:
         yield port
     finally:
         process.send_signal(signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        kill_session(process.pid)  # LitServe's workers outlive it
+        process.wait()
 
 
 @contextlib.contextmanager

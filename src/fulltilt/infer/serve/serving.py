@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import signal
 import socket
 import time
@@ -87,4 +88,6 @@ def serve(
         app = build_app(service, token=token, hosts=list_hosts(host, names))
         settings = build_settings(app, tls, grace_s=MOST_DRAIN_S, keep_alive_s=KEEP_ALIVE_S)
         on_start(format_url(host, listener.getsockname()[1], tls, names))  # connections wait in the listener meanwhile
+        gc.collect()
+        gc.freeze()  # what libraries have loaded stays: else the first requests wait while all of it is searched
         DrainingServer(settings, service).run(sockets=[listener])
