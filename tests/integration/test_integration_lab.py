@@ -114,6 +114,7 @@ def grid(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_guides_grid_succeeds_and_says_so(grid):
     said = (grid / "said.txt").read_text().splitlines()
     assert said[1].startswith(f"6 of 6 experiments wait in {grid}, at most 4 run at once on cpu:0, cpu:1, cpu:2, cpu:3")
@@ -124,6 +125,7 @@ def test_the_guides_grid_succeeds_and_says_so(grid):
     assert_whole(grid, 6)
 
 
+@pytest.mark.slow
 def test_six_rows_are_there_before_anything_starts_and_four_run_while_two_wait(grid):
     events = read_events(grid)
     assert [event.arrow for event in events[:7]] == ["submit"] * 6 + ["lease"]
@@ -138,6 +140,7 @@ def test_six_rows_are_there_before_anything_starts_and_four_run_while_two_wait(g
     assert [event.time_s for event in events] == sorted(event.time_s for event in events)
 
 
+@pytest.mark.slow
 def test_the_document_has_the_contracts_keys(grid):
     entries = list(list_experiments(grid).values())
     expected = {"id", "sweep", "state", "attempt", "priority", "point", "metrics", "node", "devices", "out_dir"}
@@ -172,6 +175,7 @@ def test_the_same_command_again_starts_nothing_and_more_points_only_themselves(t
     assert arrows == ["submit", "lease", "start", "finish", "commit"]
 
 
+@pytest.mark.slow
 def test_the_log_is_that_of_the_training_and_ids_that_are_none_or_over_are_refused(grid):
     said = call("logs", "e3", folder=grid)
     assert said.startswith("== e3, attempt 1 on cpu:")

@@ -227,10 +227,10 @@ def get_batch(n=64):
     "options",
     [
         {"softmax": "full"},
-        {"softmax": "chunked", "heads": "shared"},
-        {"softmax": "chunked", "tie_embedding": True},
+        pytest.param({"softmax": "chunked", "heads": "shared"}, marks=pytest.mark.slow),
+        pytest.param({"softmax": "chunked", "tie_embedding": True}, marks=pytest.mark.slow),
         {"softmax": "adaptive", "div_value": 2.0},
-        {"softmax": "sampled", "n_sampled": 60},
+        pytest.param({"softmax": "sampled", "n_sampled": 60}, marks=pytest.mark.slow),
     ],
 )
 def test_every_softmax_learns_and_evaluates_over_all_words(options):
