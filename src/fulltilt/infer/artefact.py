@@ -75,6 +75,8 @@ def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Pat
     """
     import torch
 
+    from fulltilt.infer.generate.decoding import find_writer
+
     if obstacles := find_obstacles(plan, model.facts, load_inference_catalogue()):
         raise PlanObstacleError("; ".join(obstacles))
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +91,7 @@ def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Pat
         joins=model.joins,
         outputs_vary=model.outputs_vary,
         takes_mapping=model.module.takes_mapping,
+        writes_text=find_writer(model.module) is not None,
         built_with=read_surroundings(device),
         n_parameters=model.n_parameters,
         files={},

@@ -82,6 +82,7 @@ class Manifest:
             joining does not reproduce the workload's own ``collate``, or answers depend on padding.
         outputs_vary: For each output, whether its first dimension behind the batch is the length.
         takes_mapping: The model is called with one mapping of its inputs by name, not with the inputs as arguments.
+        writes_text: The model can write on from a prompt, word by word.
         built_with: What built it: versions of python, torch and onnxruntime, instruction set ("AVX2"), GPU.
         files: Name → SHA-256, of all files but the manifest.
         config: Values, base folder and provenance of the configuration, as ``config_from_values`` takes them.
@@ -96,6 +97,7 @@ class Manifest:
     joins: str = "pad"
     outputs_vary: tuple[bool, ...] = ()
     takes_mapping: bool = False
+    writes_text: bool = False
     policy: Policy = Policy()
     promise: Promise | None = None
     accuracy: Accuracy | None = None

@@ -93,13 +93,15 @@ def test_a_model_of_hugging_face_writes_by_its_own_generate():
         collect(find_writer(model), [[1] * 30], 3)
 
 
+SMALL = {
+    "task": "generation",
+    "model": "gpt(depth=1, width=8, heads=2)",
+    "data": {"dataset": "text(seq_len=24, vocab_size=100)"},
+}
+
+
 def build_requests(new_tokens=4, **speed):
-    values = {
-        "task": "generation",
-        "model": "gpt(depth=1, width=8, heads=2)",
-        "data": {"dataset": "text(seq_len=24, vocab_size=100)"},
-        "speed": {"threads": 1, **speed},
-    }
+    values = {**SMALL, "speed": {"threads": 1, **speed}}
     load = Load(requests_per_s=2.0, samples_per_request=2, n_requests=1, seed=0, new_tokens=new_tokens)
     parts = {"base_dir": "", "provenance": {}, "device": "cpu", "weights": None}
     return open_model({"config": config_from_values(values, base_dir="").to_values(), **parts}, load)
@@ -210,6 +212,35 @@ def test_a_flood_is_refused_and_an_error_midway_is_the_last_event():
     assert "token" in first
     assert "ValueError: planted" in last["error"]
     assert host.n_open == 0
+
+
+@pytest.mark.parametrize(("precision", "n_loads"), [("fp32", 1), ("bf16", 2)])
+def test_a_server_writes_with_the_model_that_it_has_loaded_where_that_is_eager_in_fp32(
+    tmp_path, monkeypatch, precision, n_loads
+):
+    testclient = pytest.importorskip("fastapi.testclient")
+    from fulltilt.config import inference_plan_of
+    from fulltilt.infer.artefact import build_artefact, open_artefact
+    from fulltilt.infer.engines import _torch
+    from fulltilt.infer.model import build_inference_model
+    from fulltilt.infer.serve.app import build_app
+    from fulltilt.infer.serve.service import Service, Settings
+
+    config = config_from_values({**SMALL, "speed": {"threads": 1, "precision": precision}}, base_dir="")
+    threads, loads, rebuild = torch.get_num_threads(), [], _torch.rebuild_module
+    model = build_inference_model(config, device="cpu", n_samples=4)
+    assert build_artefact(model, inference_plan_of(config), tmp_path).writes_text
+    monkeypatch.setattr(_torch, "rebuild_module", lambda *given: loads.append(given) or rebuild(*given))
+    service = Service([open_artefact(tmp_path)], Settings(cache_mib=0))
+    try:
+        client = testclient.TestClient(build_app(service), base_url="http://localhost")
+        *words, last = read_events(client.post("/v1/generate", json={"tokens": [1, 2, 3], "max_new_tokens": 4}))
+    finally:
+        service.close()
+        torch.set_num_threads(threads)
+    assert [event["token"] for event in words] == collect(find_writer(model.module), [[1, 2, 3]], 4)[0]
+    assert last["done"]
+    assert len(loads) == n_loads
 
 
 def build_text_manifest():

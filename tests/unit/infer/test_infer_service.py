@@ -237,11 +237,11 @@ def test_a_deadline_that_passes_in_line_is_an_answer_and_never_reaches_the_model
         patient = asyncio.create_task(post(client, [[3]]))
         await wait_for(lambda: server.service.n_waiting == 1)
         server.model.gate.set()
-        wrong = await post(client, [[4]], headers={"X-Deadline-Ms": "soon"})
-        return await begun, late, await patient, wrong
+        wrong = [await post(client, [[4]], headers={"X-Deadline-Ms": text}) for text in ("soon", "9" * 400)]
+        return await begun, late, await patient, *wrong
 
-    begun, late, patient, wrong = server.run(converse)
-    assert [answer.status_code for answer in (begun, late, patient, wrong)] == [200, 504, 200, 400]
+    begun, late, patient, *wrong = server.run(converse)
+    assert [answer.status_code for answer in (begun, late, patient, *wrong)] == [200, 504, 200, 400, 400]
     assert late.json() == {"error": "the deadline passed before the model began; give it more time"}
     assert server.model.calls == [[1.0], [3.0]]
 
@@ -290,6 +290,24 @@ def test_a_client_that_goes_away_takes_its_samples_out_of_line():
     assert server.model.calls == [[1.0], [3.0]], "the sample that another wants too stays"
 
 
+def test_a_request_that_is_cancelled_takes_its_samples_out_of_line():
+    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=1))))
+
+    async def converse(client):
+        server.model.gate.clear()
+        begun = asyncio.create_task(post(client, [[1]]))
+        await wait_for(server.model.has_begun.is_set)
+        cancelled, staying = (asyncio.create_task(post(client, body)) for body in ([[2], [3]], [[3]]))
+        await wait_for(lambda: server.service.n_waiting == 2)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        server.model.gate.set()
+        return [(await task).status_code for task in (begun, staying)], server.service.n_open
+
+    assert server.run(converse) == ([200, 200], 0)
+    assert server.model.calls == [[1.0], [3.0]]
+
+
 def test_two_replicas_answer_side_by_side():
     models = [FakeArtefact(build_manifest(policy=Policy(max_batch=1))) for _ in range(2)]
     server = Server(*models)
@@ -328,6 +346,20 @@ def test_real_samples_are_offered_in_the_form_that_is_taken():
     assert offered == {"inputs": [[1.0, 2.0, 3.0], [1.0]]}
     assert answered["outputs"] == [[6.0], [1.0]]
     assert (manifest["name"], manifest["notes"]) == ("adder", ["eager answers"])
+
+
+def test_of_large_samples_fewer_are_offered():
+    async def converse(client):
+        return [len((await client.get(f"/v1/samples?n={n}")).json()["inputs"]) for n in (1, 3)]
+
+    model = FakeArtefact(build_manifest(*IMAGE, max_length=None))
+    for size, offered in ((300_000, [1, 3]), (400_000, [1, 2]), (2_000_000, [1, 1])):
+        model.samples = (
+            (np.zeros((1, 1), np.float32),),
+            (np.zeros((1, size), np.int8),),
+            (np.zeros((1, 1), np.float32),),
+        )
+        assert Server(model).run(converse) == offered
 
 
 def test_metrics_tell_of_requests_batches_and_where_answers_came_from():
@@ -371,6 +403,18 @@ def test_a_batch_beyond_memory_is_halved_later_ones_stay_small_and_everybody_hea
     assert server.notes == said
     assert "fulltilt_infer_max_batch 2.0" in metrics
     assert said[-1] in page.text
+
+
+def test_a_note_that_nobody_can_read_any_more_ends_no_model():
+    def say(note):
+        raise BrokenPipeError
+
+    server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=8)), most_samples=3, notes=("a note",)))
+    server.service._say = say
+    (status, document), again = server.ask([[value] for value in range(20, 28)], [[40]])
+    assert (status, document["outputs"]) == (200, [[float(value)] for value in range(20, 28)])
+    assert again[0] == 200
+    assert len(server.service.notes) == 3
 
 
 def test_one_sample_beyond_memory_fails_alone():

@@ -67,12 +67,12 @@ class TorchRunner(Runner):
     """Calls a function of tensors on a device."""
 
     def __init__(self, forward: Callable[..., tuple[Tensor, ...]], device: torch.device):
-        self._forward, self._device = forward, device
+        self.forward, self._device = forward, device
 
     def __call__(self, inputs: Sample) -> Sample:
         own = (array if array.flags.writeable else array.copy() for array in inputs)  # torch warns of a request's bytes
         with torch.no_grad():
-            outputs = self._forward(*(torch.from_numpy(array).to(self._device, non_blocking=True) for array in own))
+            outputs = self.forward(*(torch.from_numpy(array).to(self._device, non_blocking=True) for array in own))
         return tuple(tensor.cpu().numpy() for tensor in outputs)
 
     def list_operators(self, inputs: Sample) -> tuple[str, ...]:

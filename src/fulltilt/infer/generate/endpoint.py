@@ -1,6 +1,6 @@
 """``POST /v1/generate``: a continuation of a prompt, each word sent as soon as it is written (server-sent events).
 
-Imports torch: who serves asks ``may_write_text`` first.
+Imports torch: who serves asks the manifest first whether its model writes text.
 """
 
 import asyncio
@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
@@ -16,9 +15,9 @@ from fastapi import APIRouter, HTTPException
 from fastapi.responses import StreamingResponse
 
 from fulltilt.errors import UsageError, describe_error
-from fulltilt.infer.engines._torch import rebuild_module
+from fulltilt.infer.artefact import Artefact, open_eager
+from fulltilt.infer.gates.effect import is_eager
 from fulltilt.infer.generate.decoding import Sampling, Writer, find_writer
-from fulltilt.infer.manifest import Manifest
 from fulltilt.records.words import WordTable
 
 MAX_WAITING = 16
@@ -98,13 +97,16 @@ def _encode(event: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
 
 
-def find_text_service(folder: Path, manifest: Manifest) -> TextService | None:
-    """Build the service of an artefact whose model writes text; None where it does not.
+def open_text_service(artefact: Artefact, table: WordTable | None) -> TextService:
+    """Open the service of an artefact whose model writes text.
 
-    The model answers eagerly in fp32, whatever the artefact's engine is: engines have no cache.
+    It writes eagerly in fp32, whatever the artefact's engine is: engines have no cache. The model is loaded anew only
+    where the artefact answers in another way.
     """
-    writer = find_writer(rebuild_module(folder, manifest).to(manifest.device))
-    return None if writer is None else TextService(writer, WordTable.read(folder))
+    runner: Any = (artefact if is_eager(artefact.plan) else open_eager(artefact.folder, artefact.manifest)).run
+    writer = find_writer(runner.forward)
+    assert writer is not None, "as when it was built"
+    return TextService(writer, table)
 
 
 def build_router(service: TextService, host: Any) -> APIRouter:

@@ -19,7 +19,6 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fulltilt.infer.generate import may_write_text
 from fulltilt.infer.serve.page import render_page
 from fulltilt.infer.serve.service import GONE, Service
 from fulltilt.infer.serve.wire import MALFORMED, read_samples, write_samples
@@ -31,6 +30,7 @@ from fulltilt.web.listening import LOOPBACK
 MOST_BODY_BYTES = 16 << 20
 TOO_LARGE = {"error": f"the body is beyond {MOST_BODY_BYTES >> 20} MiB; send fewer samples in a request"}
 LARGE_BYTES = 1 << 18  # a body beyond it is read in a thread, so that others are answered meanwhile
+MOST_TOLD = 1 << 20  # numbers in the samples that are offered, 20 MB of JSON
 MOST_OPEN = 2000  # requests whose bodies are held at a time
 HOW = {"WWW-Authenticate": 'Basic realm="fulltilt: the token is the password"'}
 OPEN_PATHS = ("/healthz", "/readyz")
@@ -58,12 +58,10 @@ def build_app(service: Service, *, token: str | None = None, hosts: Iterable[str
     app.state.service = service
     app.router.add_route("/v1/predict", predict, methods=["POST"])  # FastAPI's own way costs 0.1 ms more
     app.include_router(router)
-    if may_write_text(service.manifest):
-        from fulltilt.infer.generate.endpoint import build_router, find_text_service
+    if service.manifest.writes_text:
+        from fulltilt.infer.generate.endpoint import build_router, open_text_service
 
-        text = find_text_service(service.folder, service.manifest)
-        if text is not None:
-            app.include_router(build_router(text, service))
+        app.include_router(build_router(open_text_service(service.artefact, service.word_table), service))
     app.add_exception_handler(HTTPException, _refuse)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BODY_BYTES)
     app.add_middleware(Door, token=token)
@@ -110,7 +108,7 @@ def _read_deadline_s(request: Request, service: Service, began_s: float) -> floa
     given = request.headers.get("x-deadline-ms")
     try:
         seconds = service.settings.deadline_s if given is None else int(given) / 1000
-    except ValueError:
+    except (ValueError, OverflowError):
         raise HTTPException(MALFORMED, f"X-Deadline-Ms {given!r} is no whole number; send milliseconds") from None
     return math.inf if seconds is None else began_s + seconds
 
@@ -122,7 +120,8 @@ async def read_manifest(service: Served) -> JSONResponse:
 
 @router.get("/v1/samples")
 async def read_some_samples(service: Served, n: Annotated[int, Query(ge=1, le=256)] = 1) -> JSONResponse:
-    return JSONResponse({"inputs": write_samples(service.samples[:n])})
+    size = max(sum(array.size for array in sample) for sample in service.samples)
+    return JSONResponse({"inputs": write_samples(service.samples[: min(n, max(1, MOST_TOLD // size))])})
 
 
 @router.get("/healthz")

@@ -88,9 +88,8 @@ class Service:
         is_warmed_up: bool = False,
     ):
         self._say, self.settings = say, settings
-        first = artefacts[0]
-        self.manifest, self.samples = first.manifest, first.samples
-        self.folder, self.word_table = first.folder, WordTable.read(first.folder)
+        self.artefact = first = artefacts[0]
+        self.manifest, self.samples, self.word_table = first.manifest, first.samples, WordTable.read(first.folder)
         self.notes: list[str] = []
         for text in first.notes:
             self.note(text)
@@ -119,7 +118,8 @@ class Service:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-        self._say(text)
+        with contextlib.suppress(OSError):  # nobody reads it any more; the thread of a model must not end by that
+            self._say(text)
 
     def build_refusal(self, status: int, said: str) -> HTTPException:
         """Build a refusal that says when to come again: when who waits now will have been answered."""
@@ -204,20 +204,23 @@ class Service:
 
     async def _wait(self, entries: Sequence[Entry], deadline_s: float, is_gone: Callable[[], Awaitable[bool]]) -> None:
         pending = {entry.answer for entry in entries}
-        while pending:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 and not any(entry in self._waiting for entry in entries):
-                left_s = deadline_s = math.inf  # the model has all of it
-            _, pending = await asyncio.wait(pending, timeout=max(0.0, min(LOOK_S, left_s)))
-            if pending and (left_s <= 0 or await is_gone()):
-                with self._has_work:
-                    for entry in entries:
-                        entry.n_waiters -= 1
-                        if entry.n_waiters == 0 and entry in self._waiting:
-                            del self._waiting[entry], self._flights[entry.key]
-                if left_s <= 0:
+        try:
+            while pending:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 and not any(entry in self._waiting for entry in entries):
+                    left_s = deadline_s = math.inf  # the model has all of it
+                _, pending = await asyncio.wait(pending, timeout=max(0.0, min(LOOK_S, left_s)))
+                if pending and left_s <= 0:
                     raise HTTPException(504, "the deadline passed before the model began; give it more time")
-                raise HTTPException(GONE, "the client went away")
+                if pending and await is_gone():
+                    raise HTTPException(GONE, "the client went away")
+        except BaseException:  # cancelled too, as Ray does where the client went away
+            with self._has_work:
+                for entry in entries:
+                    entry.n_waiters -= 1
+                    if entry.n_waiters == 0 and entry in self._waiting:
+                        del self._waiting[entry], self._flights[entry.key]
+            raise
 
     def _run(self, answer: Answer, is_warmed_up: bool) -> None:
         """Answer batches in the thread of a replica, and bring their results to the loop."""

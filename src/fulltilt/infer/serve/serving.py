@@ -54,7 +54,7 @@ class DrainingServer(uvicorn.Server):
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state,
         )  # fmt: skip
         for listener in sockets or ():
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):  # there is none, or no room for one
                 while True:  # closing the listener would reset who is connected to it and not taken yet
                     line, _ = listener.accept()
                     connecting.append(loop.connect_accepted_socket(build, line, ssl=self.config.ssl))
