@@ -119,9 +119,10 @@ def describe_search(result: SearchResult) -> str:
 
 def _describe_gain(result: SearchResult, row: Candidate) -> str:
     if result.gain is None:
-        return (
-            f"Nothing is proven faster than {row.name}, which answers {format_rate(row.samples_per_s or 0)} samples/s"
-        )
+        rate = f"{format_rate(row.samples_per_s or 0)} samples/s"
+        if any(each.gain is not None and each.gain.verdict == "faster" for each in result.candidates):
+            return f"{row.name} stays, since nothing that is faster was accepted; it answers {rate}"
+        return f"Nothing is proven faster than {row.name}, which answers {rate}"
     low, high = (1 + pct / 100 for pct in result.gain.ci_pct)
     times = f"{result.gain.speedup:.3g} times as many samples a second as"
     return f"{row.name} answers {times} eager fp32 ({low:.3g} to {high:.3g})"

@@ -137,6 +137,18 @@ def prepare_weights(plan: CheckPlan, folder: RunFolder, words: Sequence[str]) ->
     return (found, False) if found else (run_training(words, folder.path), True)
 
 
+def build_request(plan: CheckPlan, weights: Path | None) -> dict[str, Any]:
+    """Build what a process is told that builds the model."""
+    config = plan.config
+    return {
+        "config": config.to_values(),
+        "base_dir": config.base_dir,
+        "provenance": config.provenance,
+        "device": plan.device,
+        "weights": None if weights is None else str(weights),
+    }
+
+
 def run_check(
     plan: CheckPlan, out_dir: Path, weights: Path | None, *, on_progress: Callable[[int, int], None]
 ) -> CheckResult:
@@ -145,17 +157,8 @@ def run_check(
     Raises:
         FulltiltError: nothing could be measured; see ``run_measuring``.
     """
-    config = plan.config
-    request = {
-        "config": config.to_values(),
-        "base_dir": config.base_dir,
-        "provenance": config.provenance,
-        "device": plan.device,
-        "load": encode(plan.load),
-        "targets": encode(plan.targets),
-        "weights": None if weights is None else str(weights),
-    }
-    environment = list_environment(plan_of(config))
+    request = {**build_request(plan, weights), "load": encode(plan.load), "targets": encode(plan.targets)}
+    environment = list_environment(plan_of(plan.config))
     measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress, environment=environment)
     figures = decode(Figures, measured.pop("figures"))
     load = dataclasses.replace(plan.load, n_requests=len(figures.response_s))

@@ -76,9 +76,9 @@ def list_changed(own: PlanValues, plan: PlanValues) -> list[tuple[str, ...]]:
     return [*([batch] if batch else []), *((name,) for name in changed if name not in BATCH)]
 
 
-def list_environment(plan: PlanValues, catalogue: Mapping[str, Lever] | None = None) -> dict[str, str]:
-    """List the variables that this plan, over the levers of training or these, needs before a process loads torch."""
-    catalogue = catalogue or load_catalogue()
+def list_environment(plan: PlanValues) -> dict[str, str]:
+    """List the variables that this plan needs before a process loads torch."""
+    catalogue = load_catalogue()
     return {n: text for name, value in plan.items() for n, text in catalogue[name].environment(value).items()}
 
 

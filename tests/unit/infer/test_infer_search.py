@@ -7,12 +7,13 @@ import random
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tests.unit.infer.test_infer_search_pure import CATALOGUE, FACTS
 
-from fulltilt.errors import FulltiltError
+from fulltilt.errors import FulltiltError, StorageError
 from fulltilt.hardware import is_process_stopped
 from fulltilt.infer.manifest import InputSpec, Manifest, Policy
 from fulltilt.infer.search import arm, bench
@@ -20,7 +21,7 @@ from fulltilt.infer.search.bench import Built, Group, ProcessBench
 from fulltilt.infer.search.candidates import build_baseline
 from fulltilt.infer.search.journal import Journal, OverError
 from fulltilt.infer.search.policies import Goal
-from fulltilt.infer.search.result import Live
+from fulltilt.infer.search.result import Live, choose
 from fulltilt.infer.search.search import Search
 from fulltilt.records import decode, encode
 from fulltilt.stats import Turns
@@ -176,6 +177,45 @@ def test_loads_have_their_part_of_the_budget(tmp_path):
     assert max(found.offered, key=lambda row: row.score(goal)).live is not None
 
 
+def accept_by(found, monkeypatch, **verdicts):
+    """Have loads end as ``verdicts`` say, of eager and of the others."""
+
+    def accept(row, goal, arrivals, **time_s):
+        load = {"requests_per_s": goal.requests_per_s, "quantile": goal.quantile, "limit_s": goal.limit_s}
+        return Live(**load, **verdicts["eager" if row.name == "eager fp32" else "others"])
+
+    monkeypatch.setattr(found, "accept", accept)
+    return found
+
+
+MET, MISSED = ({"verdict": verdict, "measured_s": 0.5, "n_responses": 900} for verdict in ("met", "missed"))
+
+
+@pytest.mark.parametrize(
+    ("others", "status", "reason"),
+    [
+        (MISSED, "refused", "missed under load: too many responses were late"),
+        ({"verdict": "not proven", "why": "the server is not ready"}, "failed", "could not be loaded: the server is"),
+    ],
+)
+def test_where_no_candidate_can_be_served_within_the_limit_eager_is_loaded_too(
+    tmp_path, monkeypatch, others, status, reason
+):
+    goal = Goal(requests_per_s=200.0, limit_s=1.0)
+    found = search(accept_by(MadeUpBench(tmp_path), monkeypatch, eager=MET, others=others), goal=goal)
+    rows = [row for row in found.candidates.values() if (row.reason or "").startswith(reason)]
+    assert [row.status for row in rows] == [status] * 3
+    assert [row.name for row in found.offered] == ["eager fp32"]
+    assert choose(found.offered, goal).live.verdict == "met"
+
+
+def test_a_load_that_decides_nothing_leaves_a_candidate_offered(tmp_path, monkeypatch):
+    open_end = {"verdict": "not proven", "measured_s": 0.5, "n_responses": 90, "why": "the load generator was late"}
+    found = accept_by(MadeUpBench(tmp_path), monkeypatch, eager=MISSED, others=open_end)
+    found = search(found, goal=Goal(requests_per_s=200.0, limit_s=1.0))
+    assert len(found.offered) == 4
+
+
 # Arms and builder as processes
 
 
@@ -231,7 +271,6 @@ def fake_artefacts(tmp_path, monkeypatch):
         "module.__getattr__ = load\n"
         "sys.modules['fulltilt.infer.artefact'] = module\n"
     )
-    monkeypatch.setattr(bench, "read_environment", lambda folder: {})
     monkeypatch.setenv("PYTHONPATH", f"{package}:{':'.join(p for p in sys.path if p)}")
     return tmp_path
 
@@ -309,9 +348,34 @@ def test_what_becomes_of_a_build_is_an_answer_that_is_kept(tmp_path, monkeypatch
         raise DeviceMemoryError("no room")
 
     monkeypatch.setattr(bench, "run_measuring", run_out)
-    monkeypatch.setattr(bench, "list_environment", lambda plan, catalogue: {})
     plan = build_baseline(CATALOGUE, {})
     built = ProcessBench(tmp_path, {}, Journal(tmp_path)).build("eager fp32", plan)
     assert (built.status, built.reason) == ("out_of_memory", "no room")
     monkeypatch.setattr(bench, "run_measuring", lambda request, **_: pytest.fail("it is known"))
     assert ProcessBench(tmp_path, {}, Journal(tmp_path)).build("eager fp32", plan) == built
+
+
+def test_eager_is_built_however_long_that_takes_and_others_within_the_time_that_is_left(tmp_path, monkeypatch):
+    def build(request, *, deadline_s, **_):
+        deadlines_s.append(deadline_s)
+        return encode(Built(manifest=build_manifest(), facts=FACTS, seconds=1.0)) | {"failures": []}
+
+    deadlines_s, plan = [], build_baseline(CATALOGUE, {})
+    monkeypatch.setattr(bench, "run_measuring", build)
+    for name, limit_s in (("eager fp32", math.inf), ("a", 7200.0), ("b", 90.0)):
+        assert ProcessBench(tmp_path, {}, Journal(tmp_path)).build(name, plan, limit_s=limit_s).manifest is not None
+    assert deadlines_s == [math.inf, bench.BUILD_LIMIT_S, 90.0]
+
+
+def test_a_build_that_fails_on_a_full_disk_is_no_answer(tmp_path, monkeypatch):
+    def fail(request, **_):
+        raise FulltiltError("file write failed")
+
+    monkeypatch.setattr(bench, "run_measuring", fail)
+    monkeypatch.setattr(bench.shutil, "disk_usage", lambda folder: SimpleNamespace(free=4096))
+    with pytest.raises(StorageError, match=r"has no space left \(file write failed\); make room"):
+        ProcessBench(tmp_path, {}, Journal(tmp_path)).build("eager fp32", build_baseline(CATALOGUE, {}))
+    monkeypatch.undo()
+    monkeypatch.setattr(bench, "run_measuring", fail)
+    built = ProcessBench(tmp_path, {}, Journal(tmp_path)).build("eager fp32", build_baseline(CATALOGUE, {}))
+    assert (built.status, built.reason) == ("failed", "file write failed")

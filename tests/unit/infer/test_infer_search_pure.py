@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import socket
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from fulltilt.cli._infer_search import describe_search, print_search
 from fulltilt.cli._shared import build_console
 from fulltilt.config import config_for_object
+from fulltilt.errors import FulltiltError
 from fulltilt.hardware import read_machine
 from fulltilt.infer.check import plan_check
 from fulltilt.infer.manifest import Accuracy, Policy
@@ -19,7 +21,7 @@ from fulltilt.infer.search.candidates import build_baseline, list_combinations, 
 from fulltilt.infer.search.journal import FILE, Journal, OverError
 from fulltilt.infer.search.policies import Goal, choose_policy, estimate_capacity, list_policies
 from fulltilt.infer.search.result import Candidate, Live, SearchResult, choose, find_front
-from fulltilt.infer.search.run import plan_goal
+from fulltilt.infer.search.run import open_search_folder, plan_goal
 from fulltilt.infer.search.simulate import (
     Service,
     Surface,
@@ -101,6 +103,45 @@ def test_two_loads_of_a_server_tell_what_the_surface_does_not_know(monkeypatch):
         assert abs(before_s / measured_s - 1) > 0.5
     assert np.median(errors) <= 0.15
     assert max(errors) <= 0.3
+
+
+def test_a_load_of_few_requests_is_not_calibrated_and_a_server_that_is_gone_is_told(monkeypatch):
+    row = Candidate(name="a", plan=PLAN, policy=Policy(), surface=build_surface())
+    arrivals = draw_arrivals((1,), 1)
+    assert accept.calibrate("", row, Goal(), arrivals, 1.0).request_s == (0.0,), "one in 5 s: there may be none in 4 s"
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(FulltiltError, match=r"the server was gone under load \(.*refused"):
+        accept.calibrate(url, row, Goal(), arrivals, 20.0)
+    calls = np.array([1.0, 9.0, 9.0])
+    monkeypatch.setattr(accept, "read_calls", lambda url: calls)
+    answers = SimpleNamespace(select=lambda: SimpleNamespace(response_s=np.array([math.inf])))
+    monkeypatch.setattr(accept, "load_server", lambda *_, **__: answers)
+    with pytest.raises(FulltiltError, match="no request reached the model"):
+        accept.calibrate(url, row, Goal(), arrivals, 20.0)
+
+
+def test_other_code_or_limits_of_the_user_set_what_was_measured_aside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found, limit = [], "inference.max_metric_drop_pct=9"
+    asked = [
+        ("a = 1",),
+        ("a = 1",),
+        ("a = 2",),
+        ("a = 2", limit),
+        ("a = 2", limit),
+        ("a = 2", limit, "speed.threads=1"),
+    ]
+    for text, *words in asked:
+        (tmp_path / "code_of_a_user.py").write_text(text)
+        checked = plan_check(config_for_object("code_of_a_user:a", words), needs_targets=False)
+        with open_search_folder(checked, None, tmp_path / "search") as folder:
+            found.append(folder.set_aside)
+            (tmp_path / "search" / FILE).touch()
+    assert [found[0], found[1], found[4]] == [None] * 3
+    assert "changed: code of the workload" in found[2]
+    assert "changed: limits" in found[3]
+    assert "changed: threads" in found[5]
 
 
 def test_an_overloaded_queue_has_no_percentile():
@@ -352,3 +393,11 @@ def test_the_first_sentence_says_how_many_were_not_tried(tmp_path):
     sentence = describe_search(dataclasses.replace(result, candidates=rows))
     assert sentence.endswith(f"; there was no time for 2 of {len(rows)} candidates.")
     assert "no time" not in describe_search(result)
+
+
+def test_the_first_sentence_tells_not_faster_from_not_accepted(tmp_path):
+    result = dataclasses.replace(build_result(tmp_path, 1), chosen="eager fp32", gain=None)
+    said = "eager fp32 stays, since nothing that is faster was accepted; it answers 100 samples/s."
+    assert describe_search(result) == said
+    slower = dataclasses.replace(result, candidates=result.candidates[1:])
+    assert describe_search(slower) == "Nothing is proven faster than eager fp32, which answers 100 samples/s."

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.hardware.proctree import set_death_signal
-from fulltilt.infer.load.http import HttpLoad, build_bodies, fetch
+from fulltilt.infer.load.http import PATIENCE_S, HttpLoad, build_bodies, fetch
 from fulltilt.infer.load.outcome import MIN_S, LoadPlan
 from fulltilt.infer.search.journal import OverError
 from fulltilt.infer.search.policies import Goal
@@ -79,10 +80,15 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
     The model's calls take longer beside the work on requests, which has the same cores and the interpreter's lock: at
     ``requests_per_s`` the server tells how long. Where few requests meet, the rest of a response is what it takes
     beside the model. How much of that a sample keeps from others shows in the queue at ``requests_per_s``.
+
+    Raises:
+        FulltiltError: the server is gone, or its model was never called.
     """
     assert row.surface is not None
     assert row.policy is not None
     policy, plain = row.policy, row.surface.build_service()
+    if SELDOM * requests_per_s * CALIBRATION_S < 1:
+        return plain  # requests come so seldom that the loads might have none
 
     def load(rate: float) -> tuple[NDArray[np.float64], Arrivals]:
         response_s = load_server(url, goal, rate, seconds=CALIBRATION_S).select().response_s
@@ -91,6 +97,8 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
     before = read_calls(url)
     often_s, often = load(requests_per_s)
     seconds, n_calls, n_samples = read_calls(url) - before
+    if not n_calls:
+        raise FulltiltError("no request reached the model of the server")
     lengths = [length for request in often.lengths for length in request]
     scale = seconds / n_calls / plain.estimate_s(round(n_samples / n_calls), round(statistics.fmean(lengths)))
     scaled = dataclasses.replace(plain, estimate_s=lambda batch, length: scale * plain.estimate_s(batch, length))
@@ -113,8 +121,11 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
 
 def read_calls(url: str) -> NDArray[np.float64]:
     """Read from a server's metrics the seconds of the model's calls so far, how many they were, and their samples."""
-    with urlopen(f"{url}/metrics", timeout=READY_LIMIT_S) as answer:
-        text = answer.read().decode()
+    try:
+        with urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
+            text = answer.read().decode()
+    except (OSError, HTTPException) as error:
+        raise FulltiltError(f"the server was gone under load ({error})") from None
     names = ("model_seconds_sum", "model_seconds_count", "batch_samples_sum")
     return np.array([float(text.partition(f"\nfulltilt_infer_{name} ")[2].partition("\n")[0]) for name in names])
 

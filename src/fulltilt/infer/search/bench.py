@@ -21,14 +21,15 @@ from fulltilt.infer.search.journal import Journal, OverError
 from fulltilt.infer.search.policies import Goal
 from fulltilt.infer.search.result import Candidate, Live, Status
 from fulltilt.infer.search.simulate import Arrivals
-from fulltilt.levers import Facts, list_environment, load_inference_catalogue
+from fulltilt.levers import Facts
 from fulltilt.records import Plan, WorkloadSource, decode, encode
 from fulltilt.stats import Turns, run_group
-from fulltilt.tuner.trials.client import Zygote, Zygotes
+from fulltilt.tuner.trials.client import Zygote
 from fulltilt.tuner.trials.live import ArmFailedError, LiveArm, open_arms
 
 BUILDING, ARM = "fulltilt.infer.building:run", "fulltilt.infer.search.arm:run"
 BUILD_LIMIT_S = 600.0
+LEAST_FREE_BYTES = 1 << 20
 OPEN_LIMIT_S = 300.0  # also of a block; what compiles anew takes half a minute
 KINDS: dict[type[FulltiltError], Status] = {
     DeviceMemoryError: "out_of_memory",
@@ -108,9 +109,8 @@ class ProcessBench:
                 {**self.request, "plan": plan.to_json(), "folder": str(folder)},
                 log_path=self.folder / "logs" / f"build-{slug(name)}.log",
                 on_progress=lambda done, total: None,
-                environment=list_environment(plan, load_inference_catalogue()),
                 body=BUILDING,
-                deadline_s=min(BUILD_LIMIT_S, limit_s),
+                deadline_s=min(BUILD_LIMIT_S, limit_s) if limit_s < math.inf else limit_s,  # eager takes what it takes
             )
         except StorageError:
             raise
@@ -118,6 +118,8 @@ class ProcessBench:
             seconds = time.monotonic() - begin_s
             if seconds >= limit_s:
                 raise OverError from None
+            if shutil.disk_usage(self.folder).free < LEAST_FREE_BYTES:  # which libraries tell in words of their own
+                raise StorageError(f"{self.folder} has no space left ({error}); make room and run it again") from None
             return Built(status=KINDS.get(type(error), "failed"), reason=str(error), seconds=seconds)
         reason = "; ".join(measured.pop("failures")) or None
         told = {"status": "refused" if reason else None, "reason": reason, "seconds": time.monotonic() - begin_s}
@@ -190,19 +192,11 @@ def open_artefacts(
         arm: dataclasses.replace(common, id=f"arm-{slug(arm)}", given={"folder": str(folder)})
         for arm, folder in folders.items()
     }
-    environments = {requests[arm].id: read_environment(folder) for arm, folder in folders.items()}
     with (
-        Zygotes(Zygote(out_dir / "logs" / "arms.log", body=ARM, preload=PRELOAD)) as zygotes,
-        open_arms(lambda request: zygotes.find(environments[request.id]), requests, out_dir, end_s) as arms,
+        Zygote(out_dir / "logs" / "arms.log", body=ARM, preload=PRELOAD) as zygote,
+        open_arms(lambda request: zygote, requests, out_dir, end_s) as arms,
     ):
         yield arms
-
-
-def read_environment(artefact: Path) -> dict[str, str]:
-    """Read the variables that a process needs before it opens an artefact."""
-    from fulltilt.infer.artefact import read_manifest
-
-    return list_environment(read_manifest(artefact).plan, load_inference_catalogue())
 
 
 def slug(name: str) -> str:

@@ -12,7 +12,7 @@ from fulltilt._version import __version__
 from fulltilt.config import plan_of
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS
 from fulltilt.hardware import read_machine
-from fulltilt.infer.check import CheckPlan
+from fulltilt.infer.check import CheckPlan, build_request
 from fulltilt.infer.manifest import Promise
 from fulltilt.infer.search.bench import ProcessBench
 from fulltilt.infer.search.journal import FILE, Journal
@@ -24,6 +24,8 @@ from fulltilt.infer.training import describe_training
 from fulltilt.levers import load_inference_catalogue
 from fulltilt.records import decode, encode
 from fulltilt.records.run_folder import RunFolder, write_atomic
+from fulltilt.tuner.question.code_digest import digest_modules
+from fulltilt.tuner.question.source import find_import_paths
 
 RESULT, CHOSEN, ARTEFACTS = "result.json", "chosen", "artefacts"
 
@@ -44,18 +46,23 @@ def plan_goal(checked: CheckPlan) -> Goal:
 
 
 def open_search_folder(checked: CheckPlan, weights: Path | None, out_dir: Path) -> RunFolder:
-    """Open and lock the folder of a search. What was measured of other weights or targets is set aside.
+    """Open and lock the folder of a search. What was measured of other weights, code, limits or machines is set aside.
 
     Raises:
         RunFolderError: another process holds it, or it is the folder of another command.
     """
     checkpoints = [weights / name for name in (NEWEST, PREVIOUS)] if weights else []
+    machine, inference = read_machine(), checked.config.inference
     parts = {
         "training": describe_training(checked.config),
+        "code of the workload": digest_modules(checked.config, find_import_paths(checked.config.base_dir)),
         "weights": [[str(f), f.stat().st_size, f.stat().st_mtime_ns] for f in checkpoints if f.exists()][:1],
         "device": checked.device,
         "goal": encode(plan_goal(checked)),
-        "versions": {"fulltilt": __version__, **read_machine().packages},
+        "limits": [inference.max_length, inference.min_sqnr_db, inference.max_metric_drop_pct],
+        "threads": plan_of(checked.config)["threads"],
+        "versions": {"fulltilt": __version__, **machine.packages},
+        "machine": [machine.cpu_model, machine.n_cores_usable, *(device.name for device in machine.devices)],
     }
     results = (FILE, RESULT, ARTEFACTS, CHOSEN)
     return RunFolder(out_dir, fingerprint_parts=parts, command="infer search", results=results, aging=[*parts])
@@ -81,35 +88,35 @@ def run_search(
     Raises:
         FulltiltError: eager fp32 cannot be built or measured. StorageError: no space is left.
     """
-    config, goal, journal = checked.config, plan_goal(checked), Journal(out_dir)
+    journal = Journal(out_dir)
 
     def tell(part: str) -> None:
         spent_ms, budget_ms = round(1000 * journal.spent_s), round(1000 * budget_s)
         on_progress(min(spent_ms, budget_ms - 1), budget_ms, part)
 
-    request = {
-        "config": config.to_values(),
-        "base_dir": config.base_dir,
-        "provenance": config.provenance,
-        "device": checked.device,
-        "weights": None if weights is None else str(weights),
-        "name": checked.name,
-    }
     search = kind(
-        bench=ProcessBench(out_dir, request, journal, tell),
+        bench=ProcessBench(out_dir, {**build_request(checked, weights), "name": checked.name}, journal, tell),
         catalogue=load_inference_catalogue(),
-        own=plan_of(config),
-        goal=goal,
+        own=plan_of(checked.config),
+        goal=plan_goal(checked),
         budget_s=budget_s,
     )
     search.run()
-    chosen = choose(search.offered, goal)
+    result = build_result(search, checked, artefact, out_dir)
+    write_chosen(search.bench.find_artefact(result.chosen), artefact, result)
+    write_atomic(out_dir / RESULT, json.dumps(encode(result), indent=1, ensure_ascii=False) + "\n")
+    return result
+
+
+def build_result(search: Search, checked: CheckPlan, artefact: Path, out_dir: Path) -> SearchResult:
+    """Choose, and put together what was found."""
+    chosen = choose(search.offered, search.goal)
     chosen.status = "chosen"
     rows, live = tuple(search.candidates.values()), chosen.live
-    result = SearchResult(
+    return SearchResult(
         workload=checked.name,
         device=checked.device,
-        goal=goal,
+        goal=search.goal,
         lengths=search.lengths,
         chosen=chosen.name,
         gain=chosen.gain,
@@ -118,29 +125,26 @@ def run_search(
         front=tuple(row.name for row in find_front(rows)),
         candidates=rows,
         not_applicable=search.not_applicable,
-        seconds=journal.spent_s,
-        budget_s=budget_s,
+        seconds=search.bench.spent_s,
+        budget_s=search.budget_s,
         n_groups=search.n_groups,
         next=f"fulltilt infer serve {artefact}",
-        notes=(*_note_acceptance(chosen, goal), *_note_left_out(rows)),
+        notes=(*_note_acceptance(chosen, search.goal), *_note_left_out(rows)),
         cpu_pressure_pct=search.cpu_pressure_pct,
         out_dir=str(out_dir),
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=read_machine(),
     )
-    write_chosen(search.bench.find_artefact(chosen.name), artefact, chosen, result)
-    write_atomic(out_dir / RESULT, json.dumps(encode(result), indent=1, ensure_ascii=False) + "\n")
-    return result
 
 
-def write_chosen(source: Path, target: Path, chosen: Candidate, result: SearchResult) -> None:
+def write_chosen(source: Path, target: Path, result: SearchResult) -> None:
     """Copy an artefact, with its policy, its promise and the evidence of the search."""
     from fulltilt.infer.artefact import EVIDENCE, read_manifest, write_manifest
 
     fresh = target.with_name(f".{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(source, fresh)
-    told = ("goal", "gain", "cpu_pressure_pct", "utc", "machine")
+    chosen, told = result.find(result.chosen), ("goal", "gain", "cpu_pressure_pct", "utc", "machine")
     search = {"candidate": encode(chosen), **{name: encode(getattr(result, name)) for name in told}}
     evidence = json.loads((fresh / EVIDENCE).read_text()) | {"search": search}
     write_atomic(fresh / EVIDENCE, json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")

@@ -262,9 +262,11 @@ class Search:
         return {arm: {"policy": encode(policy), "n_samples": n_samples} for arm, policy in policies}
 
     def accept(self) -> None:
-        """Serve and load the best; who misses the target is not offered, eager apart."""
-        expected_s = 0.0
-        for row in sorted(self.offered, key=lambda row: -row.score(self.goal))[:N_FINALISTS]:
+        """Serve and load the best, and eager where none of them is accepted; who misses is not offered, eager apart."""
+        expected_s, is_accepted = 0.0, False
+        for number, row in enumerate(sorted(self.offered, key=lambda row: -row.score(self.goal))):
+            if number >= N_FINALISTS and is_accepted:
+                break
             begin_s = self.bench.spent_s
             limits_s = {"limit_s": self.budget_s - begin_s, "expected_s": expected_s}
             try:
@@ -273,8 +275,11 @@ class Search:
                 row.reason = f"{OVER} it was accepted under load"
                 continue
             expected_s = self.bench.spent_s - begin_s
+            is_accepted |= row.live.verdict == "met"
             if row.live.verdict == "missed" and row.status != "baseline":
                 row.drop("refused", f"missed under load: {row.live.why or 'too many responses were late'}")
+            elif row.live.why and not row.live.n_responses and row.status != "baseline":
+                row.drop("failed", f"could not be loaded: {row.live.why}")
 
     @property
     def offered(self) -> list[Candidate]:
