@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,11 +67,11 @@ def read_samples(folder: Path, kind: str = "input") -> tuple[Sample, ...]:
     """
     columns: list[list[Any]] = []
     try:
-        with np.load(folder / SAMPLES, allow_pickle=False) as file:
+        with (folder / SAMPLES).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             while (name := f"{kind}_{len(columns)}") in file:
                 shapes = file[f"{name}_shapes"]
                 parts = np.split(file[name], np.cumsum(shapes.prod(axis=1, dtype=np.int64))[:-1])
                 columns.append([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
         return tuple(zip(*columns, strict=True))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise FulltiltError(f"{folder / SAMPLES} cannot be read ({error}); build the artefact anew") from error

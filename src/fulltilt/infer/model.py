@@ -137,6 +137,8 @@ def build_inference_model(
     samples = tuple(tuple(array[0] for array in _flatten(inputs)) for inputs, _ in singles)
     flat = Flat(model, names, takes_mapping)
     specs, problem = _find_pads(samples, _find_specs(names, samples), read)
+    kept = _find_short(samples, specs, config.inference.max_length)
+    samples, targets = tuple(samples[n] for n in kept), tuple(singles[n][1] for n in kept)
     longest = max(read_length(sample, specs) for sample in samples) if any(s.varies for s in specs) else None
     vary, dependence = _find_dependence(flat, samples, specs, place)
     problem = problem or dependence
@@ -147,7 +149,7 @@ def build_inference_model(
         module=flat,
         data=data,
         samples=samples,
-        targets=tuple(targets for _, targets in singles),
+        targets=targets,
         inputs=specs,
         max_length=longest and (config.inference.max_length or longest),
         joins="alone" if problem else "pad",
@@ -184,10 +186,14 @@ def run_module(module: nn.Module, inputs: Sample, device: torch.device) -> Sampl
     """Call a module with arrays, batch first, and return its outputs as arrays.
 
     Raises:
+        DataError: there is no output, or one that does not have the samples first.
         FulltiltError: an output is NaN or infinite.
     """
     with torch.no_grad():
         outputs = [tensor.cpu() for tensor in module(*(torch.from_numpy(array).to(device) for array in inputs))]
+    if not outputs or any(len(tensor) != len(inputs[0]) for tensor in outputs):
+        shapes = [tuple(tensor.shape) for tensor in outputs]
+        raise DataError(f"outputs of {len(inputs[0])} samples have shapes {shapes}; answer each sample, samples first")
     for tensor in outputs:
         if n_bad := int((~torch.isfinite(tensor)).sum()):
             raise FulltiltError(
@@ -288,6 +294,18 @@ def _find_pads(
             if mine.dtype != theirs.dtype or not np.array_equal(mine, theirs):
                 return tuple(found), "its collate or prepare joins them another way than by padding at the end"
     return tuple(found), None
+
+
+def _find_short(samples: Sequence[Sample], specs: Sequence[InputSpec], most: int | None) -> list[int]:
+    """Find the samples that are no longer than is answered; None: all are.
+
+    Raises:
+        DataError: there is none.
+    """
+    found = [n for n, sample in enumerate(samples) if most is None or read_length(sample, specs) <= most]
+    if not found:
+        raise DataError(f"inference.max_length is {most}, and all of {len(samples)} samples are longer; set it higher")
+    return found
 
 
 def _find_dependence(

@@ -127,6 +127,14 @@ def test_weights_of_another_model_and_torn_files_are_errors_with_both_reasons(fo
         open_artefact(folder)
 
 
+@pytest.mark.parametrize("n_bytes", [0, 3, 3000, -9])
+def test_samples_that_are_torn_are_told(folder, n_bytes):
+    file = folder / "samples.npz"
+    file.write_bytes(file.read_bytes()[:n_bytes])
+    with pytest.raises(FulltiltError, match=r"samples\.npz cannot be read \(.*build the artefact anew"):
+        open_artefact(folder).samples  # noqa: B018
+
+
 class Attack:
     def __reduce__(self):
         return os.mkdir, ("attacked",)

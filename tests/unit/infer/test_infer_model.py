@@ -52,6 +52,15 @@ def pad_in_front(samples):
     return torch.stack([nn.functional.pad(i, (longest - len(i), 0)) for i in ids]), torch.tensor(labels)
 
 
+class Lambda(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 def embed():
     return nn.Sequential(nn.Embedding(60, 4), nn.AdaptiveAvgPool2d((1, 3)), nn.Flatten())
 
@@ -63,6 +72,8 @@ in_front = own(embed, dataset=Texts, collate=pad_in_front)
 nested = own(Named, collate=lambda samples: (([torch.zeros(1)], torch.zeros(1)), torch.zeros(1)))
 broken = own(lambda: nn.Sequential(nn.Linear(4, 2), nn.Hardtanh(float("nan"), float("nan"))))
 no_collate = own(embed, dataset=Texts)
+no_answers = own(lambda: nn.Sequential(nn.Linear(4, 2), Lambda(lambda y: y.sum())))
+of_the_batch = own(lambda: nn.Sequential(nn.Linear(4, 2), Lambda(lambda y: y.sum(0))))
 
 
 def test_a_text_model_has_a_length_a_pad_and_samples_that_join_as_its_own_collate_joins_them():
@@ -79,6 +90,18 @@ def test_a_text_model_has_a_length_a_pad_and_samples_that_join_as_its_own_collat
     for (scores, states), (own_scores, own_states) in zip(together, alone, strict=True):
         np.testing.assert_allclose(scores, own_scores, atol=1e-5)
         np.testing.assert_allclose(states, own_states, atol=1e-5)
+
+
+def test_samples_that_are_longer_than_is_answered_are_left_out():
+    model = open_model("tests.unit.infer.small_encoder:workload", inference={"max_length": 9})
+    lengths = [len(sample[0]) for sample in model.samples]
+    assert max(lengths) <= model.max_length == 9
+    assert 0 < len(lengths) == len(model.targets) < 24
+    whole = open_model("tests.unit.infer.small_encoder:workload")
+    labels = {sample[0].tobytes(): int(label) for sample, label in zip(whole.samples, whole.targets, strict=True)}
+    assert [int(label) for label in model.targets] == [labels[sample[0].tobytes()] for sample in model.samples]
+    with pytest.raises(DataError, match=r"inference\.max_length is 2, and all of 24 samples are longer; set it higher"):
+        open_model("tests.unit.infer.small_encoder:workload", inference={"max_length": 2})
 
 
 @pytest.mark.parametrize(
@@ -116,6 +139,9 @@ def test_inputs_by_name_stay_a_mapping_and_metrics_get_the_outputs_in_their_own_
 def test_what_no_artefact_can_hold_is_refused_with_the_reason():
     with pytest.raises(DataError, match="without further nesting"):
         open_model(f"{__name__}:nested")
+    for task, shapes in (("no_answers", r"\[\]"), ("of_the_batch", r"\[\(2,\)\]")):
+        with pytest.raises(DataError, match=f"outputs of 1 samples have shapes {shapes}; answer each sample"):
+            open_model(f"{__name__}:{task}")
     with pytest.raises(FulltiltError, match="NaN or infinite"):
         open_model(f"{__name__}:broken")
 
