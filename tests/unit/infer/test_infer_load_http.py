@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import threading
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from tests.standin_server import StandIn
 
+from fulltilt.cli import _infer_load
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.infer.load.arrivals import plan_arrivals
 from fulltilt.infer.load.http import HttpLoad, build_bodies, fetch
@@ -128,6 +130,15 @@ def test_an_interrupted_load_keeps_what_was_measured_and_no_process():
     assert not [pid for pid in children if "load.sender" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
+def test_a_load_that_is_interrupted_before_any_answer_is_an_interruption(monkeypatch):
+    def interrupt(self, **_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HttpLoad, "run", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        _infer_load._run_one(LoadPlan(url="http://here", requests_per_s=1.0), BODIES, None, pytest.fail)
+
+
 def test_of_many_open_requests_the_oldest_are_told_and_nothing_behind_them_counts(capsys):
     async def tell():
         sender = Sender({"host": "here", "port": 1, "is_tls": False, "scenario": "server"})
@@ -164,8 +175,24 @@ def test_what_is_no_server_of_ours_is_told_apart():
             fetch(f"{server.url}/v1/samples")
         with pytest.raises(UsageError, match="/v1/manifest answers 404"):
             fetch(f"{server.url}/v1/manifest")
+    with pytest.raises(UsageError, match=r"here/v1 is no URL of a server \("):
+        fetch("here/v1")
     with pytest.raises(UsageError, match=r"nobody answers at http://127\.0\.0\.1:\d+/v1/samples \(.*refused"):
         fetch(f"{server.url}/v1/samples")
+
+
+def test_a_server_of_another_protocol_is_told():
+    def talk():
+        with other.accept()[0] as line:
+            line.recv(65536)
+            line.sendall(b"220 mail\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        thread = threading.Thread(target=talk)
+        thread.start()
+        with pytest.raises(UsageError, match="something that is no JSON"):
+            fetch(f"http://127.0.0.1:{other.getsockname()[1]}/")
+        thread.join()
 
 
 def test_a_load_of_nothing_says_so():

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -145,5 +146,7 @@ def fetch(url: str, *, token: str | None = None, body: str | None = None) -> Any
         raise UsageError(f"{url} answers {error.code} {error.reason} ({said})") from None
     except OSError as error:
         raise UsageError(f"nobody answers at {url} ({getattr(error, 'reason', error)})") from None
-    except ValueError:
+    except (json.JSONDecodeError, UnicodeDecodeError, HTTPException):
         raise UsageError(f"{url} answers with something that is no JSON") from None
+    except ValueError as error:
+        raise UsageError(f"{url} is no URL of a server ({error}); give one such as http://127.0.0.1:8000") from None
