@@ -89,7 +89,7 @@ class Figures:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
-    """A target with what was measured for it; the names are those of the JSON contract."""
+    """A target with what was measured for it; the names are those of the JSON contract, where infinity is null."""
 
     name: str
     limit: float
@@ -97,6 +97,7 @@ class Judged:
     ci95: tuple[float, float]
     met: bool
     verdict: Verdict
+    null_reasons: dict[str, str]
 
 
 def plan_targets(config: Config, *, needs_any: bool = True) -> list[Target]:
@@ -167,6 +168,7 @@ def judge(target: Target, figures: Figures, load: Load) -> Judged:
         ci95=estimate.ci95,
         met=verdict == "met",
         verdict=verdict,
+        null_reasons={} if np.isfinite(estimate.ci95).all() else {"ci95": "too few requests for a bound"},
     )
 
 

@@ -106,6 +106,7 @@ def test_figures_are_judged_in_the_unit_of_their_target():
     assert [j.verdict for j in judged] == ["met", "met", "missed", "met"]
     assert [j.met for j in judged] == [True, True, False, True]
     assert judged[2].ci95 == (3.0, 3.0)
+    assert judged[0].null_reasons == {}
 
 
 def test_a_mean_has_an_interval_around_it_and_one_slow_request_among_368_leaves_the_99th_percentile_unproven():
@@ -199,6 +200,7 @@ def test_too_few_requests_for_a_busy_worker_prove_nothing():
     figures = build_figures(responses_s=simulate_queue(0.8, 100, 1), calls_s=[1.0], n_samples=1, block_s=1.0)
     judged = judge(Target(figure="response_s", statistic="p95", limit=1000.0), figures, load)
     assert (judged.verdict, judged.ci95[1]) == ("not proven", math.inf)
+    assert judged.null_reasons == {"ci95": "too few requests for a bound"}
     assert count_at_most(load) == 100, "no fewer than planned, which is more than MAX_LOAD_S allows"
 
 
