@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HELP = "serve an artefact, or a configuration as it is, over HTTP: batches, cache, limits, metrics, a page"
 DESCRIPTION = (
     "POST /v1/predict answers samples; waiting ones share batches by length. A full line refuses with 429, a signal "
-    "lets the service answer what it has and end. A configuration is served in eager, its task trained once and kept."
+    "lets the service answer what it has and end. A configuration is served in eager fp32, its task is trained once."
 )
 MANIFEST = "manifest.json"
 NEEDED = ("fastapi", "jinja2", "prometheus_client", "uvicorn")
