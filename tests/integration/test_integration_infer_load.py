@@ -84,6 +84,12 @@ def test_another_server_is_loaded_at_its_path_with_samples_of_a_file(tmp_path):
         (["--requests-per-s", "10", "--p99-ms", "-1"], "--p99-ms -1.0 has to be above 0"),
         (["--requests-per-s", "10", "--percentile", "100"], "has to be between 0 and 100"),
         (["--find-rate"], "--find-rate needs a limit"),
+        (["--requests-per-s", "10", "--seed", "-1"], "--seed -1 must be 0 or more"),
+        (["--requests-per-s", "10", "--samples-per-request", "1" + 400 * "0"], "above 0 and below 10,001"),
+        (["--requests-per-s", "10", "--p99-ms", "5", "--limit-ms", "7"], "--p99-ms is a limit by itself"),
+        (["--requests-per-s", "10", "--p99-ms", "5", "--percentile", "50"], "--percentile with --limit-ms"),
+        (["--scenario", "single", "--requests-per-s", "10"], "leave --requests-per-s out"),
+        (["--scenario", "offline", "--p99-ms", "10"], "offline has no response times"),
         (["--inputs", "missing.json", "--requests-per-s", "1"], "--inputs missing.json holds no JSON"),
         (["--token-file", "missing"], "--token-file missing cannot be read"),
     ],
@@ -103,6 +109,7 @@ def test_what_is_no_server_is_refused_with_the_remedy():
     assert "fulltilt infer serve" in said
     with StandIn(documents={"/v1/samples": b"no JSON"}) as server:
         assert "something that is no JSON" in run_load(server.url, *words, expect=2).stderr
+    assert "nobody answers" in run_load(server.url, expect=2).stderr, "and not that it promises no rate"
     with StandIn(documents={"/v1/samples": {"inputs": []}}) as server:
         assert "holds no samples" in run_load(server.url, *words, expect=2).stderr
 
