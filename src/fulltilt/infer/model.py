@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.data import IterableDataset
 
@@ -137,6 +138,7 @@ def build_inference_model(
     samples = tuple(tuple(array[0] for array in _flatten(inputs)) for inputs, _ in singles)
     flat = Flat(model, names, takes_mapping)
     specs, problem = _find_pads(samples, _find_specs(names, samples), read)
+    specs = tuple(_find_bounds(flat, samples[0], specs, place))
     longest = max(read_length(sample, specs) for sample in samples) if any(s.varies for s in specs) else None
     vary, dependence = _find_dependence(flat, samples, specs, place)
     problem = problem or dependence
@@ -288,6 +290,21 @@ def _find_pads(
             if mine.dtype != theirs.dtype or not np.array_equal(mine, theirs):
                 return tuple(found), "its collate or prepare joins them another way than by padding at the end"
     return tuple(found), None
+
+
+def _find_bounds(flat: Flat, sample: Sample, specs: Sequence[InputSpec], device: torch.device) -> Iterator[InputSpec]:
+    """Find how many rows an embedding has that reads an input as it is; of all zeros nobody knows whose they are."""
+    inputs, read = join_samples([sample], specs), list[tuple[Any, int]]()
+
+    def note(module: nn.Module, given: Any) -> None:
+        if isinstance(module, nn.Embedding):
+            read.append((given[0].cpu().numpy(), module.num_embeddings))
+
+    with register_module_forward_pre_hook(note):
+        run_module(flat, inputs, device)
+    for spec, array in zip(specs, inputs, strict=True):
+        rows = [n for seen, n in read if np.array_equal(seen, array) and array.min() < array.max()]
+        yield dataclasses.replace(spec, below=min(rows, default=None))
 
 
 def _find_dependence(
