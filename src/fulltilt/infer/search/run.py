@@ -81,6 +81,8 @@ def run_search(
     Raises:
         FulltiltError: eager fp32 cannot be built or measured. StorageError: no space is left.
     """
+    if not (out_dir / ARTEFACTS).is_dir():  # somebody removed them: all is built and measured anew
+        (out_dir / FILE).unlink(missing_ok=True)
     config, goal, journal = checked.config, plan_goal(checked), Journal(out_dir)
 
     def tell(part: str) -> None:
