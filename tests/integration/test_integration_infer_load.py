@@ -148,6 +148,22 @@ def test_what_was_measured_is_told_when_the_load_is_interrupted(tmp_path):
     assert json.loads((tmp_path / "load.json").read_text())["n_requests"] >= 20
 
 
+def test_a_load_that_is_interrupted_before_any_answer_says_that_it_was_interrupted():
+    with StandIn(pause_s=lambda number: 0 if number == 0 else 60) as server:  # it answers the probe
+        words = [server.url, "--requests-per-s", "100", "--seconds", "600"]
+        process = subprocess.Popen([*LOAD, *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        try:
+            while len(server.bodies) < 3:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.05)
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (130, "fulltilt infer: interrupted\n")
+
+
 @pytest.mark.slow
 @pytest.mark.alone
 def test_the_highest_rate_within_a_limit_is_found(tmp_path):

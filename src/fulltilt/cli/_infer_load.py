@@ -219,8 +219,9 @@ def _run_one(
                 )
             )
     except (KeyboardInterrupt, Terminated) as interruption:
-        interruption.add_note("what was measured until then is above")
-        show(load.build_outcome())
+        if len(load.select()):
+            interruption.add_note("what was measured until then is above")
+            show(load.build_outcome())
         raise
     show(outcome)
     return outcome

@@ -98,7 +98,7 @@ def _check_new(path: Path) -> Path:
         raise UsageError(f"--artefact-out {path} is there and is no artefact; name another folder")
     if obstacle := find_folder_obstacle(path.parent):  # said before the search, not after
         raise UsageError(f"--artefact-out {path}: {obstacle.replace('--out', '--artefact-out')}")
-    return path
+    return path.resolve() if path.is_symlink() else path
 
 
 def print_search(console: Console, result: SearchResult, *, is_verbose: bool) -> None:

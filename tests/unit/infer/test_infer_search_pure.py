@@ -277,6 +277,8 @@ def test_a_place_where_the_artefact_cannot_go_is_told_before_the_search(tmp_path
         with pytest.raises(UsageError, match=r"--artefact-out .*(is no folder|is no artefact)"):
             _check_new(tmp_path / place)
     assert _check_new(tmp_path / "new" / "chosen") == tmp_path / "new" / "chosen"
+    (tmp_path / "latest").symlink_to("v3")
+    assert _check_new(tmp_path / "latest") == tmp_path / "v3", "a folder takes no link's place"
 
 
 @pytest.mark.parametrize("budget", ["0", "0s", "-5", "-5s", "abc", "nan", ""])
