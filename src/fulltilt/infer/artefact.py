@@ -172,7 +172,7 @@ def open_artefact(folder: Path, *, must_match: bool = True, n_threads: int | Non
             raise FulltiltError(damage)
         return open_eager(folder, manifest, (f"eager fp32 answers instead: {refusal}",))
     except Exception as error:  # the user's code may raise anything
-        raise FulltiltError(f"{folder} cannot be opened: {refusal}; nor in eager fp32: {tell(error)}") from error
+        raise FulltiltError(f"{folder} is unusable: {refusal}; nor in eager fp32: {tell(error)}; build anew") from error
 
 
 def open_eager(folder: Path, manifest: Manifest, notes: tuple[str, ...] = ()) -> Artefact:

@@ -293,7 +293,7 @@ def _find_pads(
 
 
 def _find_bounds(flat: Flat, sample: Sample, specs: Sequence[InputSpec], device: torch.device) -> Iterator[InputSpec]:
-    """Find how many rows an embedding has that reads an input as it is; of all zeros nobody knows whose they are."""
+    """Find the rows of an embedding that reads an input as it is: code compiled for threads aborts beyond them."""
     inputs, read = join_samples([sample], specs), list[tuple[Any, int]]()
 
     def note(module: nn.Module, given: Any) -> None:

@@ -7,13 +7,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.unit.infer.fake_artefact import build_manifest
 
 from fulltilt.cli import run_command
 from fulltilt.cli._infer_search import _check_new, describe_search, print_search
 from fulltilt.cli._shared import build_console
 from fulltilt.config import config_for_object
-from fulltilt.errors import UsageError
+from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.hardware import read_machine
+from fulltilt.infer.artefact import write_manifest
 from fulltilt.infer.check import plan_check
 from fulltilt.infer.manifest import Accuracy, Policy
 from fulltilt.infer.search import accept
@@ -21,7 +23,7 @@ from fulltilt.infer.search.candidates import build_baseline, list_combinations, 
 from fulltilt.infer.search.journal import FILE, Journal, OverError
 from fulltilt.infer.search.policies import Goal, choose_policy, estimate_capacity, list_policies
 from fulltilt.infer.search.result import Candidate, Live, SearchResult, choose, find_front
-from fulltilt.infer.search.run import plan_goal
+from fulltilt.infer.search.run import plan_goal, write_chosen
 from fulltilt.infer.search.simulate import (
     Service,
     Surface,
@@ -285,6 +287,17 @@ def test_a_place_where_the_artefact_cannot_go_is_told_before_the_search(tmp_path
 def test_a_budget_that_is_no_time_is_refused_by_its_name(budget, capsys):
     assert run_command(["infer", "search", "my_module:workload", "--budget", budget]) == 2
     assert f"--budget {budget!r} is not a duration" in capsys.readouterr().err
+
+
+def test_a_damaged_artefact_is_not_chosen_with_the_digest_of_its_damage(tmp_path):
+    source, target = tmp_path / "artefacts" / "eager-fp32", tmp_path / "chosen"
+    source.mkdir(parents=True)
+    (source / "weights.pt").write_bytes(b"whole")
+    write_manifest(source, build_manifest())
+    (source / "weights.pt").write_bytes(b"torn")
+    with pytest.raises(FulltiltError, match=r"weights\.pt is not the file that was built; remove .*artefacts, and"):
+        write_chosen(source, target, None, None)
+    assert not target.exists()
 
 
 def test_lines_of_a_journal_that_are_damaged_are_asked_again(tmp_path):

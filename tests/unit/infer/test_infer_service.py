@@ -382,6 +382,12 @@ def test_each_replica_has_answered_its_shortest_and_longest_before_it_serves():
         assert model.calls == [[1.0], [1.0] * 3], "as many as the policy lets in, of 8 elements"
 
 
+def test_samples_that_are_not_as_the_manifest_has_them_do_not_keep_the_server_from_starting():
+    service = Service([FakeArtefact(build_manifest(*TWO))], Settings(), is_warmed_up=True)
+    service.close()
+    assert service.n_waiting == 0
+
+
 def test_a_batch_beyond_memory_is_halved_later_ones_stay_small_and_everybody_hears_of_it():
     server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=8)), most_samples=3))
 

@@ -87,8 +87,7 @@ class Service:
         say: Callable[[str], None] = lambda note: None,
         is_warmed_up: bool = False,
     ):
-        self._say, self.settings = say, settings
-        first = artefacts[0]
+        self._say, self.settings, first = say, settings, artefacts[0]
         self.manifest, self.samples = first.manifest, first.samples
         self.folder, self.word_table = first.folder, WordTable.read(first.folder)
         self.notes: list[str] = []
@@ -218,7 +217,8 @@ class Service:
     def _run(self, answer: Answer, is_warmed_up: bool) -> None:
         """Answer batches in the thread of a replica, and bring their results to the loop."""
         if is_warmed_up:  # here, since what compilers keep belongs to a thread
-            self._warm_up(answer)
+            with contextlib.suppress(ValueError):  # samples are not as the manifest has them: requests will hear it
+                self._warm_up(answer)
         self._are_warm.wait()
         while batch := self._take():
             began_s = time.monotonic()
