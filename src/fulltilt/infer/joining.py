@@ -68,7 +68,7 @@ def read_samples(folder: Path, kind: str = "input") -> tuple[Sample, ...]:
     """
     columns: list[list[Any]] = []
     try:
-        with np.load(folder / SAMPLES, allow_pickle=False) as file:
+        with (folder / SAMPLES).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             while (name := f"{kind}_{len(columns)}") in file or not columns:
                 shapes = file[f"{name}_shapes"]
                 parts = np.split(file[name], np.cumsum(shapes.prod(axis=1, dtype=np.int64))[:-1])
