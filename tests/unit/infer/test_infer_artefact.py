@@ -25,6 +25,7 @@ from fulltilt.infer.building import judge_candidate
 from fulltilt.infer.joining import read_samples, write_samples
 from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.verifying import run as verify_here
+from fulltilt.infer.verifying import verify_artefact
 from fulltilt.stats import compare_pairs
 
 TASK = "tests.unit.infer.small_encoder:workload"
@@ -244,6 +245,13 @@ def test_verify_passes_what_holds_and_admits_it_for_another_release(folder, monk
     assert find_mismatch(read_manifest(folder)) is None
     assert not open_artefact(folder).is_fallback
     assert verify(folder)["admitted"] is None
+
+
+def test_an_artefact_that_can_only_be_read_is_verified_too(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("fulltilt.infer.verifying.run_measuring", lambda given, **told: told["log_path"])
+    assert verify_artefact(folder, on_progress=print) == tmp_path / "verify.log"
 
 
 def test_verify_finds_other_answers_other_files_and_what_got_slower(folder, monkeypatch):
