@@ -84,6 +84,12 @@ def test_another_server_is_loaded_at_its_path_with_samples_of_a_file(tmp_path):
         (["--requests-per-s", "10", "--p99-ms", "-1"], "--p99-ms -1.0 has to be above 0"),
         (["--requests-per-s", "10", "--percentile", "100"], "has to be between 0 and 100"),
         (["--find-rate"], "--find-rate needs a limit"),
+        (["--requests-per-s", "10", "--seed", "-1"], "--seed -1 must be 0 or more"),
+        (["--requests-per-s", "10", "--samples-per-request", "1" + 400 * "0"], "above 0 and below 10,001"),
+        (["--requests-per-s", "10", "--p99-ms", "5", "--limit-ms", "7"], "--p99-ms is a limit by itself"),
+        (["--requests-per-s", "10", "--p99-ms", "5", "--percentile", "50"], "--percentile with --limit-ms"),
+        (["--scenario", "single", "--requests-per-s", "10"], "leave --requests-per-s out"),
+        (["--scenario", "offline", "--p99-ms", "10"], "offline has no response times"),
         (["--inputs", "missing.json", "--requests-per-s", "1"], "--inputs missing.json holds no JSON"),
         (["--token-file", "missing"], "--token-file missing cannot be read"),
     ],
@@ -103,6 +109,7 @@ def test_what_is_no_server_is_refused_with_the_remedy():
     assert "fulltilt infer serve" in said
     with StandIn(documents={"/v1/samples": b"no JSON"}) as server:
         assert "something that is no JSON" in run_load(server.url, *words, expect=2).stderr
+    assert "nobody answers" in run_load(server.url, expect=2).stderr, "and not that it promises no rate"
     with StandIn(documents={"/v1/samples": {"inputs": []}}) as server:
         assert "holds no samples" in run_load(server.url, *words, expect=2).stderr
 
@@ -139,6 +146,22 @@ def test_what_was_measured_is_told_when_the_load_is_interrupted(tmp_path):
     assert "; interrupted after" in " ".join(told.split("response")[0].split())
     assert said.splitlines()[-1] == "fulltilt infer: interrupted: what was measured until then is above"
     assert json.loads((tmp_path / "load.json").read_text())["n_requests"] >= 20
+
+
+def test_a_load_that_is_interrupted_before_any_answer_says_that_it_was_interrupted():
+    with StandIn(pause_s=lambda number: 0 if number == 0 else 60) as server:  # it answers the probe
+        words = [server.url, "--requests-per-s", "100", "--seconds", "600"]
+        process = subprocess.Popen([*LOAD, *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+        try:
+            while len(server.bodies) < 3:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.05)
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (130, "fulltilt infer: interrupted\n")
 
 
 @pytest.mark.slow

@@ -36,4 +36,4 @@ def test_an_artefact_of_digits_holds_until_a_file_changes(tmp_path):
     assert done.returncode == 3
     assert done.stdout.splitlines()[0] == "digits does not hold here: files."
     assert "weights.pt is not the file that was built" in done.stdout
-    assert verify("nothing", cwd=tmp_path).returncode == 1
+    assert verify("nothing", cwd=tmp_path).returncode == 2

@@ -7,11 +7,11 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
-from math import exp, isinf
+from math import exp, inf, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.cli._shared import build_console, print_result, show_progress, write_json
+from fulltilt.cli._shared import build_console, check_at_least, print_result, show_progress, write_json
 from fulltilt.cli._signals import Terminated
 from fulltilt.errors import UsageError
 from fulltilt.records import format_rate
@@ -33,6 +33,8 @@ SAID = {
     "not proven": ("Not proven", "the limit is"),
 }
 N_SAMPLES = 256  # that is all a server has
+MOST_SAMPLES = 10_001  # of a request: each begins one of its own, and all are held
+PERCENTILE = 99.0
 UNLIMITED_S, LIMITED_S, TRY_S, ALONE_S = 10.0, 60.0, 30.0, 2.0
 SPARE = 1.2  # times the responses that a proof needs at least
 
@@ -59,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=float, metavar="S", help="at most (60; without a limit 10; a try of --find-rate 30)"
     )
     parser.add_argument("--p99-ms", type=float, metavar="L", help="99 %% of the responses are to be within so long")
-    parser.add_argument("--percentile", type=float, default=99.0, metavar="P", help="another share, with --limit-ms")
+    parser.add_argument(
+        "--percentile", type=float, default=PERCENTILE, metavar="P", help="another share, with --limit-ms"
+    )
     parser.add_argument("--limit-ms", type=float, metavar="L", help="the limit of that share")
     parser.add_argument("--samples-per-request", type=int, metavar="N", help="default 1, of multi 8")
     parser.add_argument("--find-rate", action="store_true", help="find the highest rate within the limit")
@@ -75,11 +79,16 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.infer.load.http import build_bodies, build_request, fetch
 
     token = read_token(args)
+    check_flags(args)
+    samples = read_samples(args, token)
     plan = plan_load(args, token)
-    bodies = build_bodies(read_samples(args, token), plan.samples_per_request)
+    bodies = build_bodies(samples, plan.samples_per_request)
     if not args.find_rate:
         build_request(plan, bodies, token)  # says what cannot be, before anything is sent
-    fetch(plan.target, body=bodies[0], token=token)  # what can never be answered is told before the load
+    try:
+        fetch(plan.target, body=bodies[0], token=token)  # what can never be answered is told before the load
+    except UsageError as error:
+        raise UsageError(f"{error}; see that the server takes such samples, or give others by --inputs") from None
     console = build_console(to_stderr=args.json == "-", is_screen=True)
     if args.find_rate:
         return _find_rate(args, console, plan, bodies, token)
@@ -94,12 +103,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_token(args: argparse.Namespace) -> str | None:
-    if not args.token_file:
-        return os.environ.get("FULLTILT_INFER_TOKEN") or None
-    try:
-        return Path(args.token_file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--token-file {args.token_file} cannot be read ({error})") from None
+    token, where = os.environ.get("FULLTILT_INFER_TOKEN") or None, "FULLTILT_INFER_TOKEN"
+    if args.token_file:
+        where = f"--token-file {args.token_file}"
+        try:
+            token = Path(args.token_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{where} cannot be read ({error}); name the server's file 'token'") from None
+    if token and not (token.isascii() and token.isprintable()):
+        raise UsageError(f"{where} holds no token; it is one line of plain letters")
+    return token
 
 
 def read_samples(args: argparse.Namespace, token: str | None) -> list[Any]:
@@ -109,14 +122,16 @@ def read_samples(args: argparse.Namespace, token: str | None) -> list[Any]:
     if args.inputs:
         try:
             found = json.loads(Path(args.inputs).read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"--inputs {args.inputs} holds no JSON ({error}); write a list of samples") from None
         where = f"--inputs {args.inputs}"
     else:
         try:
             found = fetch(f"{args.url.rstrip('/')}/v1/samples?n={N_SAMPLES}", token=token)
         except UsageError as error:
-            raise UsageError(f"{error}; start it by fulltilt infer serve, or give --inputs FILE.json") from None
+            raise UsageError(
+                f"{error}; start it by fulltilt infer serve, or give its --token-file, or --inputs FILE"
+            ) from None
         where = args.url
     samples = found.get("inputs") if isinstance(found, dict) else found
     if not isinstance(samples, list) or not samples:
@@ -124,16 +139,33 @@ def read_samples(args: argparse.Namespace, token: str | None) -> list[Any]:
     return samples
 
 
+def check_flags(args: argparse.Namespace) -> None:
+    """Raise a UsageError where a flag has no such value, or two say different things."""
+    from fulltilt.infer.load.http import split_url
+
+    split_url(args.url)
+    check_at_least(args, "--seed", 0)
+    most = {"requests_per_s": inf, "seconds": inf, "p99_ms": inf, "limit_ms": inf, "samples_per_request": MOST_SAMPLES}
+    for name, below in most.items():
+        if (value := getattr(args, name)) is not None and not 0 < value < below:
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value!s:.40} has to be above 0 and below {below:,g}; change it"
+            )
+    if not 0 < args.percentile < 100:
+        raise UsageError(f"--percentile {args.percentile:g} has to be between 0 and 100; the default is 99")
+    if args.p99_ms and (args.limit_ms or args.percentile != PERCENTILE):
+        raise UsageError("--p99-ms is a limit by itself; give it alone, or --percentile with --limit-ms")
+    if args.scenario == "offline" and (args.p99_ms or args.limit_ms):
+        raise UsageError("offline has no response times, everything arrives at once; leave the limit or --scenario out")
+    if args.scenario != "server" and args.requests_per_s:
+        raise UsageError(f"--scenario {args.scenario} sends as fast as it is answered; leave --requests-per-s out")
+
+
 def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
     """Plan the load from flags, and from what the served artefact promises where they say nothing."""
     from fulltilt.infer.load.arrivals import SAMPLES_PER_REQUEST
     from fulltilt.infer.load.outcome import LoadPlan
 
-    for flag in ("requests_per_s", "seconds", "p99_ms", "limit_ms", "samples_per_request"):
-        if (value := getattr(args, flag)) is not None and not (value > 0 and not isinf(value)):
-            raise UsageError(f"--{flag.replace('_', '-')} {value} has to be above 0")
-    if not 0 < args.percentile < 100:
-        raise UsageError(f"--percentile {args.percentile:g} has to be between 0 and 100")
     limit_ms, quantile = args.p99_ms or args.limit_ms, 0.99 if args.p99_ms else args.percentile / 100
     rate_per_s = args.requests_per_s
     is_stated = args.inputs or args.scenario != "server" or (limit_ms and (rate_per_s or args.find_rate))
@@ -148,8 +180,6 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
         )
     if args.find_rate and (not limit_ms or args.scenario != "server"):
         raise UsageError("--find-rate needs a limit and Poisson arrivals; give --p99-ms, and no other --scenario")
-    if args.scenario == "offline":
-        limit_ms = None
     longest_s = TRY_S if args.find_rate else LIMITED_S if limit_ms else UNLIMITED_S
     return LoadPlan(
         url=args.url,
@@ -163,13 +193,15 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
     )
 
 
-def _fetch_promise(url: str, token: str | None) -> dict[str, Any] | None:
+def _fetch_promise(url: str, token: str | None) -> dict[str, float] | None:
     from fulltilt.infer.load.http import fetch
 
     try:
-        return fetch(f"{url.rstrip('/')}/v1/manifest", token=token).get("promise")
-    except UsageError:
+        found = fetch(f"{url.rstrip('/')}/v1/manifest", token=token)["promise"]
+        promise = {name: float(found[name]) for name in ("requests_per_s", "limit_s", "quantile")}
+    except (UsageError, LookupError, TypeError, ValueError):
         return None  # another server; the flags have to say it
+    return promise if promise["limit_s"] > 0 and 0 < promise["quantile"] < 1 else None
 
 
 def _run_one(

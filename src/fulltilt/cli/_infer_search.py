@@ -15,8 +15,9 @@ from fulltilt.cli._shared import (
     show_progress,
     write_json,
 )
-from fulltilt.errors import UsageError
+from fulltilt.errors import ConfigError, UsageError
 from fulltilt.records import format_rate
+from fulltilt.records.run_folder import find_folder_obstacle
 from fulltilt.records.trial import is_busy_pressure
 from fulltilt.report.summary import count, format_duration
 
@@ -69,7 +70,10 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.infer.search.run import CHOSEN, open_search_folder, run_search
 
     config, words = read_config_and_words(args)
-    budget_s = parse_duration_s(args.budget)
+    try:
+        budget_s = parse_duration_s(args.budget)
+    except ConfigError as error:
+        raise UsageError(f"--budget {error}") from None
     checked = check.plan_check(config, weights=args.weights, needs_targets=False)
     out_dir = Path(args.out or Path("runs") / "infer" / checked.name)
     console, aside = build_console(to_stderr=args.json == "-", is_screen=True), build_console(to_stderr=True)
@@ -92,7 +96,9 @@ def _check_new(path: Path) -> Path:
     """Refuse a folder that holds something else than an artefact: it would be replaced."""
     if path.exists() and not (path / "manifest.json").is_file() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"--artefact-out {path} is there and is no artefact; name another folder")
-    return path
+    if obstacle := find_folder_obstacle(path.parent):  # said before the search, not after
+        raise UsageError(f"--artefact-out {path}: {obstacle.replace('--out', '--artefact-out')}")
+    return path.resolve() if path.is_symlink() else path
 
 
 def print_search(console: Console, result: SearchResult, *, is_verbose: bool) -> None:

@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="for cache, token, a CONFIG's model (default runs/infer/NAME)")
     parser.add_argument("--cache-mib", type=int, default=64, metavar="N", help="memory for answers (64; 0: no cache)")
     parser.add_argument("--cache-dir", metavar="DIR", help="where answers outlive the server (default --out)")
-    parser.add_argument("--cache-disk-mib", type=int, default=1024, metavar="N", help="their size there (1024)")
+    parser.add_argument(
+        "--cache-disk-mib", type=int, default=1024, metavar="N", help="their size there (1024; 0: none)"
+    )
     parser.add_argument("--cache-expiry", default="24h", metavar="24h", help="how long an answer is kept (default 24h)")
     parser.add_argument("--queue", type=int, default=256, metavar="N", help="samples that may wait (default 256)")
     parser.add_argument("--deadline-ms", type=int, metavar="N", help="of requests without X-Deadline-Ms (default none)")
@@ -54,12 +56,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise UsageError(f"serving needs {', '.join(missing)}, which is not installed; pip install 'fulltilt[infer]'")
-    for flag, least in {"--queue": 1, "--replicas": 1, "--threads": 1, "--deadline-ms": 1, "--cache-mib": 0}.items():
-        check_at_least(args, flag, least)
+    least = {"--queue": 1, "--replicas": 1, "--threads": 1, "--deadline-ms": 1, "--cache-mib": 0, "--cache-disk-mib": 0}
+    for flag, smallest in least.items():
+        check_at_least(args, flag, smallest)
     if args.most_replicas is not None and args.engine != "ray":
         raise UsageError("--most-replicas needs --engine ray, which starts replicas where requests wait")
+    from fulltilt.web.listening import listen
+
     source, aside = resolve_config_argument(args), build_console(to_stderr=True)
     tls = read_tls(args)
+    listen(args.host, args.port).close()  # what cannot be used is told before a model is trained
     folder, out_dir = _find_artefact(args, source, aside)
     settings = _read_settings(args, out_dir)
     token = _read_token(args, out_dir)
@@ -134,7 +140,7 @@ def _read_settings(args: argparse.Namespace, out_dir: Path) -> Settings:
         raise UsageError(f"--cache-expiry {error}") from None
     return Settings(
         cache_mib=args.cache_mib,
-        cache_dir=Path(args.cache_dir or out_dir).resolve(),
+        cache_dir=Path(args.cache_dir or out_dir).resolve() if args.cache_disk_mib else None,
         cache_disk_mib=args.cache_disk_mib,
         cache_expiry_s=expiry_s,
         n_waiting=args.queue,
@@ -144,11 +150,14 @@ def _read_settings(args: argparse.Namespace, out_dir: Path) -> Settings:
 
 def _read_token(args: argparse.Namespace, out_dir: Path) -> str | None:
     """Return the token that clients need: none where only this machine reaches the server."""
+    from fulltilt.records.run_folder import find_folder_obstacle
     from fulltilt.web.gate import read_or_make_token
     from fulltilt.web.listening import LOOPBACK
 
     if args.host in LOOPBACK:
         return None
+    if obstacle := find_folder_obstacle(out_dir):
+        raise UsageError(f"the token has no place: {obstacle}")
     out_dir.mkdir(parents=True, exist_ok=True)
     return read_or_make_token(out_dir)
 

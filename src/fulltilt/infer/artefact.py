@@ -12,15 +12,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fulltilt.errors import FulltiltError, PlanObstacleError, describe_error
+import numpy as np
+
+from fulltilt.errors import FulltiltError, PlanObstacleError, UsageError, describe_error
 from fulltilt.hardware import read_instruction_set, read_package_version
+from fulltilt.infer import joining
 from fulltilt.infer.engines import WEIGHTS, Runner, find_engine
 from fulltilt.infer.gates.effect import EAGER, is_eager
 from fulltilt.infer.joining import Sample, join_samples, read_length, read_samples, split_outputs, write_samples
 from fulltilt.infer.manifest import Manifest
 from fulltilt.levers import find_obstacles, load_inference_catalogue
 from fulltilt.records import dumps, loads
-from fulltilt.records.run_folder import write_atomic
+from fulltilt.records.run_folder import open_atomic, write_atomic
 from fulltilt.records.words import WORDS_FILE
 
 if TYPE_CHECKING:
@@ -71,10 +74,9 @@ def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Pat
 
     Raises:
         PlanObstacleError: a lever of the plan cannot apply to this model here.
-        FulltiltError: the engine cannot build it; says why.
+        FulltiltError: the engine cannot build it; says why. StorageError: no space is left.
     """
-    import torch
-
+    from fulltilt.engine.checkpoints.checkpoint import write_state
     from fulltilt.infer.generate.decoding import find_writer
 
     if obstacles := find_obstacles(plan, model.facts, load_inference_catalogue()):
@@ -97,7 +99,8 @@ def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Pat
         files={},
         config={"config": config.to_values(), "base_dir": config.base_dir, "provenance": config.provenance},
     )
-    torch.save(model.module.state_dict(), folder / WEIGHTS)
+    with open_atomic(folder / WEIGHTS) as stream:
+        write_state(model.module.state_dict(), stream)
     words = model.weights and Path(model.weights["checkpoint"]).with_name(WORDS_FILE)
     if words and words.is_file():
         shutil.copyfile(words, folder / WORDS_FILE)
@@ -128,14 +131,19 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of an artefact.
 
     Raises:
-        FulltiltError: there is none, or it cannot be read.
+        UsageError: there is none, or it cannot be read.
     """
     try:
-        return loads(Manifest, (folder / MANIFEST).read_text())
-    except FileNotFoundError:
-        raise FulltiltError(f"{folder} holds no {MANIFEST}; name the folder of an artefact that was built") from None
-    except (ValueError, TypeError) as error:
-        raise FulltiltError(f"{folder / MANIFEST} cannot be read ({error}); build the artefact anew") from None
+        manifest = loads(Manifest, (folder / MANIFEST).read_bytes())
+        policy, dtypes = manifest.policy, [np.dtype(spec.dtype) for spec in manifest.inputs]
+        numbers = len(dtypes), policy.max_batch, policy.max_tokens or 1, policy.length_multiple
+        if "engine" not in manifest.plan or min(numbers) < 1:
+            raise ValueError(f"it names no engine, no input, or a number below 1: {policy}")
+        return manifest
+    except OSError as error:
+        raise UsageError(f"{folder} holds no {MANIFEST} ({error.strerror}); name the folder of an artefact") from None
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"{folder / MANIFEST} cannot be read ({error}); build the artefact anew") from None
 
 
 def open_artefact(folder: Path, *, must_match: bool = True, n_threads: int | None = None) -> Artefact:
@@ -149,6 +157,8 @@ def open_artefact(folder: Path, *, must_match: bool = True, n_threads: int | Non
         FulltiltError: nor can eager fp32: the folder is damaged, or the code of its model is not there.
     """
     manifest = read_manifest(folder)
+    if damage := find_damage(folder, manifest, sorted({joining.SAMPLES, WORDS_FILE} & manifest.files.keys())):
+        raise FulltiltError(f"{folder} cannot be opened: {damage}; build the artefact anew")
     if n_threads is not None:
         manifest = dataclasses.replace(manifest, plan={**manifest.plan, "threads": n_threads})
     engine = manifest.plan["engine"]
@@ -164,7 +174,7 @@ def open_artefact(folder: Path, *, must_match: bool = True, n_threads: int | Non
             raise FulltiltError(damage)
         return open_eager(folder, manifest, (f"eager fp32 answers instead: {refusal}",))
     except Exception as error:  # the user's code may raise anything
-        raise FulltiltError(f"{folder} cannot be opened: {refusal}; nor in eager fp32: {tell(error)}") from error
+        raise FulltiltError(f"{folder} is unusable: {refusal}; nor in eager fp32: {tell(error)}; build anew") from error
 
 
 def open_eager(folder: Path, manifest: Manifest, notes: tuple[str, ...] = ()) -> Artefact:

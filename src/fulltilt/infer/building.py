@@ -82,13 +82,8 @@ def measure_accuracy(model: InferenceModel, artefact: Artefact) -> Accuracy:
         return found
     name, metric = next(iter(model.workload.metrics.items()))
     targets = [tree_map_only(Tensor, lambda tensor: tensor.cpu(), model.targets[i]) for i in chosen]
-    fp32, ours = (
-        [
-            float(metric(model.rebuild(each), target).float().mean())
-            for each, target in zip(answers, targets, strict=True)
-        ]
-        for answers in (reference, here)
-    )
+    rate = lambda each, target: float(metric(model.rebuild(each), target).float().mean())  # noqa: E731
+    fp32, ours = ([*map(rate, answers, targets)] for answers in (reference, here))
     changed_pct = compute_changed_labels_pct(reference, here) if "accuracy" in name else None
     return dataclasses.replace(found, changed_labels_pct=changed_pct, **compute_metric_drop(name, fp32, ours))
 

@@ -1,5 +1,6 @@
 """Check targets: train the model once, measure it in its own process, judge, keep a history."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -195,9 +196,12 @@ def append_history(folder: RunFolder, result: CheckResult) -> None:
 
 def read_previous(folder: RunFolder, result: CheckResult) -> dict[str, float]:
     """Return what the previous check of the same weights, device and load measured for each target."""
-    lines = [json.loads(text) for text in read_lines(folder.path / HISTORY)]
-    same = [line["targets"] for line in lines if _name_measured(line) == _name_measured(encode(result))]
-    return {target["name"]: target["measured"] for targets in same for target in targets}
+    found, mine = dict[str, float](), _name_measured(encode(result))
+    for text in read_lines(folder.path / HISTORY):
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # what was damaged tells nothing
+            if _name_measured(line := json.loads(text)) == mine:
+                found |= {target["name"]: float(target["measured"]) for target in line["targets"]}
+    return found
 
 
 def _name_measured(line: Mapping[str, Any]) -> list[Any]:

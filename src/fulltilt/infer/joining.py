@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fulltilt.errors import FulltiltError
 from fulltilt.infer.manifest import InputSpec
+from fulltilt.records.run_folder import open_atomic
 
 Array = NDArray[np.generic]
 Sample = tuple[Array, ...]
@@ -56,7 +56,8 @@ def write_samples(folder: Path, samples: Sequence[Sample], outputs: Sequence[Sam
         for i, arrays in enumerate(zip(*rows, strict=True)):
             packed[f"{kind}_{i}"] = np.concatenate([np.ravel(array) for array in arrays])
             packed[f"{kind}_{i}_shapes"] = np.array([array.shape for array in arrays], dtype=np.int64)
-    np.savez(folder / SAMPLES, **packed)
+    with open_atomic(folder / SAMPLES) as stream:
+        np.savez(stream, **packed)
 
 
 def read_samples(folder: Path, kind: str = "input") -> tuple[Sample, ...]:
@@ -68,10 +69,10 @@ def read_samples(folder: Path, kind: str = "input") -> tuple[Sample, ...]:
     columns: list[list[Any]] = []
     try:
         with (folder / SAMPLES).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            while (name := f"{kind}_{len(columns)}") in file:
+            while (name := f"{kind}_{len(columns)}") in file or not columns:
                 shapes = file[f"{name}_shapes"]
                 parts = np.split(file[name], np.cumsum(shapes.prod(axis=1, dtype=np.int64))[:-1])
                 columns.append([part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)])
         return tuple(zip(*columns, strict=True))
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+    except Exception as error:  # numpy and zip raise anything where a file is none of theirs
         raise FulltiltError(f"{folder / SAMPLES} cannot be read ({error}); build the artefact anew") from error

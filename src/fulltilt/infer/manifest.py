@@ -14,12 +14,14 @@ class InputSpec:
         dtype: Of numpy: "float32", "int64".
         shape: None stands for the length, which differs between samples; only the first dimension can.
         pad: What fills a shorter sample of a batch.
+        below: Of numbers of words: each is 0 or more, and below this; None: nobody knows.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
     pad: float = 0.0
+    below: int | None = None
 
     @property
     def varies(self) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.data import IterableDataset
 
@@ -139,6 +140,7 @@ def build_inference_model(
     specs, problem = _find_pads(samples, _find_specs(names, samples), read)
     kept = _find_short(samples, specs, config.inference.max_length)
     samples, targets = tuple(samples[n] for n in kept), tuple(singles[n][1] for n in kept)
+    specs = tuple(_find_bounds(flat, samples[0], specs, place))
     longest = max(read_length(sample, specs) for sample in samples) if any(s.varies for s in specs) else None
     vary, dependence = _find_dependence(flat, samples, specs, place)
     problem = problem or dependence
@@ -306,6 +308,21 @@ def _find_short(samples: Sequence[Sample], specs: Sequence[InputSpec], most: int
     if not found:
         raise DataError(f"inference.max_length is {most}, and all of {len(samples)} samples are longer; set it higher")
     return found
+
+
+def _find_bounds(flat: Flat, sample: Sample, specs: Sequence[InputSpec], device: torch.device) -> Iterator[InputSpec]:
+    """Find the rows of an embedding that reads an input as it is: code compiled for threads aborts beyond them."""
+    inputs, read = join_samples([sample], specs), list[tuple[Any, int]]()
+
+    def note(module: nn.Module, given: Any) -> None:
+        if isinstance(module, nn.Embedding):
+            read.append((given[0].cpu().numpy(), module.num_embeddings))
+
+    with register_module_forward_pre_hook(note):
+        run_module(flat, inputs, device)
+    for spec, array in zip(specs, inputs, strict=True):
+        rows = [n for seen, n in read if np.array_equal(seen, array) and array.min() < array.max()]
+        yield dataclasses.replace(spec, below=min(rows, default=None))
 
 
 def _find_dependence(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fulltilt.errors import DeviceMemoryError, FulltiltError, UsageError
+from fulltilt.errors import DeviceMemoryError, FulltiltError, StorageError, UsageError
 from fulltilt.records import Evidence, TrialRequest, WorkloadSource, classify_outcome
 from fulltilt.tuner.trials.client import Zygote
 from fulltilt.tuner.trials.process import run_trial_process
@@ -43,7 +43,7 @@ def run_measuring(
         UsageError: the configuration cannot be measured.
         DeviceMemoryError: memory ran out.
         FulltiltError: the model failed, or the process died; says how, and where its log is.
-        StorageError: the log cannot be written.
+        StorageError: no space is left, or the log cannot be written.
     """
     source = WorkloadSource(config={}, base_dir="", import_paths=(os.getcwd(),))
     limits = {"deadline_s": deadline_s, "patience_s": math.inf}  # any deadline is one of the budget
@@ -61,8 +61,9 @@ def run_measuring(
 def build_error(evidence: Evidence, log_path: Path) -> FulltiltError:
     """Return the error, with its exit code, that says in one sentence why nothing was measured."""
     types, log = evidence.exception_types, f"(log: {log_path})"
-    if UsageError.__name__ in types:
-        return UsageError(evidence.message)
+    for kind in (UsageError, StorageError):
+        if kind.__name__ in types:
+            return kind(evidence.message)
     if FulltiltError.__name__ in types and DeviceMemoryError.__name__ not in types:
         return FulltiltError(f"{evidence.message} {log}")
     status, reason = classify_outcome(dataclasses.replace(evidence, message=evidence.message.partition("\n")[0]))

@@ -203,7 +203,7 @@ def compute_dependence(load: Load, figures: Figures) -> float:
 def count_at_most(load: Load) -> int:
     """Count the requests that may be sent where the planned ones leave a percentile open."""
     n = MAX_LOAD_S * load.requests_per_s if load.requests_per_s else MAX_LONGER * load.n_requests
-    return max(load.n_requests, round(n))
+    return max(load.n_requests, round(min(n, 1e6)))  # all are drawn beforehand
 
 
 def decide(interval: tuple[float, float], limit: float, *, is_floor: bool) -> Verdict:

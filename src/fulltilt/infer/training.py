@@ -1,5 +1,6 @@
 """Train the model that a check measures, once, by ``fulltilt train`` in the check's own folder."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -53,5 +54,6 @@ def run_training(words: Sequence[str], out_dir: Path) -> Path:
 
 
 def _read_result(out_dir: Path) -> dict[str, Any]:
-    path = out_dir / RESULT
-    return json.loads(path.read_text()) if path.exists() else {}
+    with contextlib.suppress(OSError, ValueError, TypeError):  # none, or damaged: it is trained again
+        return dict(json.loads((out_dir / RESULT).read_text()))
+    return {}

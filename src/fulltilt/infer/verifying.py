@@ -1,20 +1,14 @@
 """Verify an artefact where it is now: its files, its answers, its speed. After an upgrade, verifying admits it anew."""
 
 import dataclasses
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fulltilt.infer.artefact import (
-    find_damage,
-    find_mismatch,
-    open_artefact,
-    open_eager,
-    read_manifest,
-    read_surroundings,
-    tell,
-    write_manifest,
-)
+from fulltilt.infer import artefact as artefacts
+from fulltilt.infer.artefact import find_damage, find_mismatch, open_artefact, open_eager, read_manifest
 from fulltilt.infer.gates.accuracy import compare_outputs
 from fulltilt.infer.gates.effect import compare_speed, format_gain, is_eager
 from fulltilt.infer.joining import read_samples
@@ -38,8 +32,8 @@ def verify_artefact(folder: Path, *, on_progress: Callable[[int, int], None]) ->
         FulltiltError: there is no artefact, or the process died.
     """
     read_manifest(folder)
-    body, given = f"{__name__}:run", {"folder": str(folder)}
-    return run_measuring(given, log_path=folder / LOG, on_progress=on_progress, body=body)
+    place = folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir())  # it may lie on what is read alone
+    return run_measuring({"folder": str(folder)}, log_path=place / LOG, on_progress=on_progress, body=f"{__name__}:run")
 
 
 def run(message: Mapping[str, Any], send: Answer) -> None:
@@ -52,10 +46,11 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
             if not passed:
                 break
     except Exception as error:  # engines raise anything where they do not fit what is here
-        checks.append({"name": CHECKS[len(checks)], "passed": False, "text": tell(error)})
+        checks.append({"name": CHECKS[len(checks)], "passed": False, "text": artefacts.tell(error)})
     passed, admitted = all(check["passed"] for check in checks), find_mismatch(manifest)
     if passed and admitted:
-        write_manifest(folder, dataclasses.replace(manifest, built_with=read_surroundings(manifest.device)))
+        here = artefacts.read_surroundings(manifest.device)
+        artefacts.write_manifest(folder, dataclasses.replace(manifest, built_with=here))
     found = {"version": VERSION, "passed": passed, "name": manifest.name, "folder": str(folder), "plan": manifest.plan}
     send({"measured": {**found, "checks": checks, "admitted": admitted if passed else None}})
 

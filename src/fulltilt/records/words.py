@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from fulltilt.errors import DataError
 from fulltilt.records._codec import loads
 
 UNKNOWN, END, PAD = "<unk>", "<eos>", "<pad>"
@@ -45,9 +46,16 @@ class WordTable:
 
     @classmethod
     def read(cls, folder: Path) -> "WordTable | None":
-        """Read the words that a training or an artefact keeps in its folder; None: it keeps none."""
+        """Read the words that a training or an artefact keeps in its folder; None: it keeps none.
+
+        Raises:
+            DataError: the file is damaged.
+        """
         path = folder / WORDS_FILE
-        return loads(cls, path.read_bytes()) if path.is_file() else None
+        try:
+            return loads(cls, path.read_bytes()) if path.is_file() else None
+        except ValueError as error:
+            raise DataError(f"{path} cannot be read ({error}); train or build anew") from None
 
     def encode(self, text: str) -> list[int]:
         """Turn text into numbers; a word that the training did not have becomes ``<unk>``."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fulltilt.config import config_from_values, inference_plan_of
-from fulltilt.errors import FulltiltError, PlanObstacleError
+from fulltilt.errors import FulltiltError, PlanObstacleError, StorageError, UsageError
 from fulltilt.infer import artefact as artefacts
 from fulltilt.infer.artefact import (
     build_artefact,
@@ -25,6 +25,7 @@ from fulltilt.infer.building import judge_candidate
 from fulltilt.infer.joining import read_samples, write_samples
 from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.verifying import run as verify_here
+from fulltilt.infer.verifying import verify_artefact
 from fulltilt.stats import compare_pairs
 
 TASK = "tests.unit.infer.small_encoder:workload"
@@ -127,12 +128,62 @@ def test_weights_of_another_model_and_torn_files_are_errors_with_both_reasons(fo
         open_artefact(folder)
 
 
-@pytest.mark.parametrize("n_bytes", [0, 3, 3000, -9])
-def test_samples_that_are_torn_are_told(folder, n_bytes):
-    file = folder / "samples.npz"
-    file.write_bytes(file.read_bytes()[:n_bytes])
-    with pytest.raises(FulltiltError, match=r"samples\.npz cannot be read \(.*build the artefact anew"):
-        open_artefact(folder).samples  # noqa: B018
+@pytest.mark.parametrize("name", ["samples.npz", "words.json"])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn"])
+def test_samples_and_words_that_are_damaged_are_refused_before_anybody_reads_them(folder, name, content):
+    (folder / "words.json").write_text('{"words": ["<unk>"], "tokenizer": "words"}')
+    change_manifest(folder)
+    assert not open_artefact(folder).is_fallback
+    (folder / name).write_bytes(content)
+    with pytest.raises(FulltiltError, match=f"cannot be opened: {name} is not the file that was built; build"):
+        open_artefact(folder)
+    change_manifest(folder)  # by somebody who writes the digest of the damaged file
+    if name == "samples.npz":
+        with pytest.raises(FulltiltError, match=r"samples\.npz cannot be read \(.*\); build the artefact anew"):
+            open_artefact(folder).samples  # noqa: B018
+
+
+def test_samples_without_inputs_are_none(tmp_path):
+    np.savez(tmp_path / "samples.npz", other=np.zeros(3))
+    with pytest.raises(FulltiltError, match="cannot be read"):
+        read_samples(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan": {}},
+        {"inputs": []},
+        {"inputs": [{"name": "x", "dtype": "banana", "shape": [None]}]},
+        {"policy": {"length_multiple": 0}},
+        {"policy": {"max_batch": -1}},
+        {"policy": {"max_tokens": -1}},
+        {"policy": 3},
+    ],
+)
+def test_a_manifest_that_no_server_could_keep_to_is_refused(folder, changes):
+    found = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(found | changes))
+    with pytest.raises(UsageError, match=r"manifest\.json cannot be read \(.*\); build the artefact anew"):
+        read_manifest(folder)
+
+
+def test_what_is_no_folder_of_an_artefact_is_a_wrong_word(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "nothing", tmp_path):
+        with pytest.raises(UsageError, match=r"holds no manifest\.json \(.*\); name the folder"):
+            read_manifest(path)
+    (tmp_path / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "samples.npz"])
+def test_a_full_disk_is_told_where_an_artefact_is_built(model, tmp_path, name):
+    (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(StorageError, match=r"no space left for .*; free some and try again"):
+        build_artefact(model, plan_of(model), tmp_path)
+    assert not (tmp_path / "manifest.json").exists()
 
 
 class Attack:
@@ -194,6 +245,13 @@ def test_verify_passes_what_holds_and_admits_it_for_another_release(folder, monk
     assert find_mismatch(read_manifest(folder)) is None
     assert not open_artefact(folder).is_fallback
     assert verify(folder)["admitted"] is None
+
+
+def test_an_artefact_that_can_only_be_read_is_verified_too(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("fulltilt.infer.verifying.run_measuring", lambda given, **told: told["log_path"])
+    assert verify_artefact(folder, on_progress=print) == tmp_path / "verify.log"
 
 
 def test_verify_finds_other_answers_other_files_and_what_got_slower(folder, monkeypatch):

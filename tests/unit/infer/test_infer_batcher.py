@@ -67,6 +67,18 @@ def test_a_poisoned_sample_fails_alone_and_the_others_of_its_batch_are_answered(
     assert len(model.calls) <= 2 * math.ceil(math.log2(7)) + 1
 
 
+def test_a_model_that_ends_its_thread_fails_its_sample_alone():
+    def answer(samples):
+        if any(sample[0][0] == FAILS for sample in samples):
+            raise SystemExit("bye")
+        return list(samples)
+
+    samples = [build_sample(value) for value in (1, FAILS, 2)]
+    first, failed, last = answer_each(samples, answer, lambda n: None)
+    assert (first, last) == (samples[0], samples[2])
+    assert "SystemExit: bye" in str(failed)
+
+
 def test_outputs_that_are_no_numbers_fail_their_sample_and_not_those_that_they_spoilt():
     model = FakeArtefact()
     results = answer_each([build_sample(1), build_sample(IS_NAN), build_sample(2)], model.answer, pytest.fail)

@@ -1,13 +1,15 @@
 """Text written word by word: with a cache as without, sampled by a seed, measured from arrival, served as it comes."""
 
+import asyncio
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fulltilt.config import config_from_values
-from fulltilt.errors import FulltiltError, UsageError
+from fulltilt.errors import DataError, FulltiltError, UsageError
 from fulltilt.infer.generate.decoding import Sampling, choose, find_writer
 from fulltilt.infer.measuring import open_model
 from fulltilt.infer.targets import Figures, Load, Target, estimate_figure, judge, plan_load, plan_targets
@@ -194,6 +196,54 @@ def test_the_service_says_what_it_cannot_write_on_from(body, said):
     assert said in json.dumps(response.json())
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"tokens": [1], "temperature": NaN}', "temperature: Input should be a finite number"),
+        (b'{"tokens": [1], "\\ud800": 1}', "Input should be a valid string"),
+        (b'{"tokens": [1], "seed": 1' + 30 * b"0" + b"}", "seed: Input should be less than or equal to"),
+        (b"{", "JSON decode error"),
+        (b'{"prompt": "\xff"}', "There was an error parsing the body"),
+    ],
+)
+def test_what_is_refused_is_not_repeated_since_it_may_have_no_form_in_json(body, said):
+    from tests.unit.infer.test_infer_service import Server
+
+    from fulltilt.infer.generate.endpoint import TextService, build_router
+
+    server = Server()
+    server.app.include_router(build_router(TextService(find_writer(build_gpt()), None), server.service))
+
+    async def converse(client):
+        return await client.post("/v1/generate", content=body, headers={"Content-Type": "application/json"})
+
+    answer = server.run(converse)
+    assert answer.status_code in (400, 422)
+    assert said in answer.json()["error"]
+
+
+def test_no_more_wait_than_may_although_all_come_at_once():
+    from tests.unit.infer.test_infer_service import Server
+
+    from fulltilt.infer.generate.endpoint import TextService, build_router
+
+    server = Server()
+    text = TextService(find_writer(build_gpt()), None, max_waiting=2)
+    server.app.include_router(build_router(text, server.service))
+
+    async def converse(client):
+        asked = (client.post("/v1/generate", json={"tokens": [1], "max_new_tokens": 2}) for _ in range(20))
+        return Counter([answer.status_code for answer in await asyncio.gather(*asked)])
+
+    assert server.run(converse) == {200: 3, 429: 17}
+    assert (text.n_inside, server.service.n_open) == (0, 0)
+
+
+def test_a_temperature_near_zero_takes_the_likeliest_word():
+    write = find_writer(build_gpt())
+    assert collect(write, sampling=Sampling(temperature=1e-300)) == collect(write)
+
+
 def test_a_flood_is_refused_and_an_error_midway_is_the_last_event():
     client, host = build_client(max_waiting=-1)
     response = client.post("/v1/generate", json={"tokens": [1]})
@@ -276,6 +326,10 @@ def test_a_training_keeps_its_words_and_refuses_to_go_on_with_others(tmp_path):
     table = WordTable(words=("<unk>", "a"), tokenizer="words")
     keep_words(tmp_path, SimpleNamespace(word_table=table))
     assert WordTable.read(tmp_path) == table
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "words.json").write_text('{"words": [')
+    with pytest.raises(DataError, match=r"words\.json cannot be read \(.*\); train or build anew"):
+        WordTable.read(tmp_path / "torn")
     keep_words(tmp_path, SimpleNamespace(word_table=table))
     with pytest.raises(RunFolderError, match="holds other words than the data now"):
         keep_words(tmp_path, SimpleNamespace(word_table=WordTable(words=("<unk>", "b"), tokenizer="words")))

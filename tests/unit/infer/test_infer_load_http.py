@@ -11,6 +11,7 @@ import pytest
 from tests.standin_server import StandIn
 
 from fulltilt.cli import _infer_load
+from fulltilt.cli._infer_load import _fetch_promise
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.infer.load.arrivals import plan_arrivals
 from fulltilt.infer.load.http import HttpLoad, build_bodies, fetch
@@ -162,6 +163,12 @@ def test_of_many_open_requests_the_oldest_are_told_and_nothing_behind_them_count
         ({"url": "http://127.0.0.1:1", "requests_per_s": 1e4, "seconds": 1e6}, "give fewer seconds"),
         ({"url": "nowhere:80/x", "requests_per_s": 1.0}, "is no URL of a server"),
         ({"url": "ftp://127.0.0.1/", "requests_per_s": 1.0}, "is no URL of a server"),
+        ({"url": "127.0.0.1:8000", "requests_per_s": 1.0}, "is no URL of a server; give one such as http://"),
+        ({"url": "http://127.0.0.1:99999", "requests_per_s": 1.0}, "is no URL of a server"),
+        ({"url": "http://127.0.0.1:x", "requests_per_s": 1.0}, "is no URL of a server"),
+        ({"url": "http://[::1", "requests_per_s": 1.0}, "is no URL of a server"),
+        ({"url": "http://127.0.0.1/a b", "requests_per_s": 1.0}, "is no URL of a server"),
+        ({"url": "http://127.0.0.1:1", "requests_per_s": 1e-9}, "0 requests are not 1 to 2,000,000"),
     ],
 )
 def test_a_load_that_cannot_be_is_refused_beforehand(plan, said):
@@ -181,18 +188,39 @@ def test_what_is_no_server_of_ours_is_told_apart():
         fetch(f"{server.url}/v1/samples")
 
 
-def test_a_server_of_another_protocol_is_told():
-    def talk():
-        with other.accept()[0] as line:
-            line.recv(65536)
-            line.sendall(b"220 mail\r\n")
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "something that is no HTTP"),
+        (b"HTTP/1.1 200 X\r\nContent-Length: 500\r\n\r\n{", "something that is no JSON"),
+        (b"HTTP/1.1 200 X\r\n\r\n" + 100_000 * b"[", "something that is no JSON"),
+        (b"HTTP/1.1 500 Oh\r\n\r\n<p>\n a\n</p>", r"answers 500 Oh \(<p> a </p>\)$"),
+        (b"", "nobody answers"),
+    ],
+)
+def test_whatever_speaks_at_an_address_is_told_in_a_line(data, said):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        thread = threading.Thread(target=talk)
+        def answer():
+            with listener.accept()[0] as line:
+                line.recv(10_000)
+                line.sendall(data)
+
+        thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(UsageError, match="something that is no JSON"):
-            fetch(f"http://127.0.0.1:{other.getsockname()[1]}/")
+        with pytest.raises(UsageError, match=said) as caught:
+            fetch(f"http://127.0.0.1:{listener.getsockname()[1]}/v1/samples")
         thread.join()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_promise_that_is_none_of_ours_is_none():
+    promise = {"requests_per_s": 3, "limit_s": 1, "quantile": 0.9}
+    half, wrong = {"limit_s": 1}, promise | {"quantile": 5}
+    answers = [*({"promise": each} for each in (promise, None, "x", half, wrong)), [], 5]
+    with StandIn(documents={f"/{n}/v1/manifest": answer for n, answer in enumerate(answers)}) as server:
+        found = [_fetch_promise(f"{server.url}/{n}", None) for n in range(len(answers))]
+    assert found == [promise] + [None] * 6
 
 
 def test_a_load_of_nothing_says_so():

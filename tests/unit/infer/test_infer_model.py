@@ -78,7 +78,9 @@ of_the_batch = own(lambda: nn.Sequential(nn.Linear(4, 2), Lambda(lambda y: y.sum
 
 def test_a_text_model_has_a_length_a_pad_and_samples_that_join_as_its_own_collate_joins_them():
     model = open_model("tests.unit.infer.small_encoder:with_states")
-    assert model.inputs == (InputSpec(name="ids_BT", dtype="int64", shape=(None,), pad=0.0),)
+    assert model.inputs == (InputSpec(name="ids_BT", dtype="int64", shape=(None,), pad=0.0, below=50),), (
+        "rows of its embedding"
+    )
     assert (model.joins, model.outputs_vary, model.notes) == ("pad", (False, True), ())
     lengths = [len(sample[0]) for sample in model.samples]
     assert (len(lengths), model.max_length) == (24, max(lengths))

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.unit.infer.fake_artefact import build_manifest
 
-from fulltilt.cli._infer_search import describe_search, print_search
+from fulltilt.cli import run_command
+from fulltilt.cli._infer_search import _check_new, describe_search, print_search
 from fulltilt.cli._shared import build_console
 from fulltilt.config import config_for_object
-from fulltilt.errors import FulltiltError
+from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.hardware import read_machine
+from fulltilt.infer.artefact import write_manifest
 from fulltilt.infer.check import plan_check
 from fulltilt.infer.manifest import Accuracy, Policy
 from fulltilt.infer.search import accept
@@ -21,7 +24,7 @@ from fulltilt.infer.search.candidates import build_baseline, list_combinations, 
 from fulltilt.infer.search.journal import FILE, Journal, OverError
 from fulltilt.infer.search.policies import Goal, choose_policy, estimate_capacity, list_policies
 from fulltilt.infer.search.result import Candidate, Live, SearchResult, choose, find_front
-from fulltilt.infer.search.run import open_search_folder, plan_goal
+from fulltilt.infer.search.run import open_search_folder, plan_goal, write_chosen
 from fulltilt.infer.search.simulate import (
     Service,
     Surface,
@@ -308,6 +311,42 @@ def test_a_journal_answers_once_and_a_recalled_answer_counts_as_long_as_it_took(
     assert again.ask("build a", lambda limit_s: pytest.fail("it was answered")) == {"ok": 1}
     now[0] += 2.0
     assert again.spent_s == 5.0 + 2.0
+
+
+def test_a_place_where_the_artefact_cannot_go_is_told_before_the_search(tmp_path):
+    (tmp_path / "file").touch()
+    for place in ("file", "file/chosen", "."):
+        with pytest.raises(UsageError, match=r"--artefact-out .*(is no folder|is no artefact)"):
+            _check_new(tmp_path / place)
+    assert _check_new(tmp_path / "new" / "chosen") == tmp_path / "new" / "chosen"
+    (tmp_path / "latest").symlink_to("v3")
+    assert _check_new(tmp_path / "latest") == tmp_path / "v3", "a folder takes no link's place"
+
+
+@pytest.mark.parametrize("budget", ["0", "0s", "-5", "-5s", "abc", "nan", ""])
+def test_a_budget_that_is_no_time_is_refused_by_its_name(budget, capsys):
+    assert run_command(["infer", "search", "my_module:workload", "--budget", budget]) == 2
+    assert f"--budget {budget!r} is not a duration" in capsys.readouterr().err
+
+
+def test_a_damaged_artefact_is_not_chosen_with_the_digest_of_its_damage(tmp_path):
+    source, target = tmp_path / "artefacts" / "eager-fp32", tmp_path / "chosen"
+    source.mkdir(parents=True)
+    (source / "weights.pt").write_bytes(b"whole")
+    write_manifest(source, build_manifest())
+    (source / "weights.pt").write_bytes(b"torn")
+    with pytest.raises(FulltiltError, match=r"weights\.pt is not the file that was built; remove .*artefacts, and"):
+        write_chosen(source, target, None, None)
+    assert not target.exists()
+
+
+def test_lines_of_a_journal_that_are_damaged_are_asked_again(tmp_path):
+    Journal(tmp_path).ask("build a", lambda limit_s: 1)
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"question": "build b"}\n{"qu\n[]\n5\nnull\n{}\n')
+    again = Journal(tmp_path)
+    assert again.ask("build a", lambda limit_s: 2) == 1
+    assert again.ask("build b", lambda limit_s: 2) == 2
 
 
 def test_what_there_was_no_time_for_is_asked_again_only_with_more(tmp_path):

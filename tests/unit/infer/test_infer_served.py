@@ -9,7 +9,15 @@ from torch.utils.data import TensorDataset
 
 from fulltilt.config import config_from_values
 from fulltilt.engine.loop.train import train
-from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, PlanObstacleError, RunFolderError, UsageError
+from fulltilt.errors import (
+    DataError,
+    DeviceMemoryError,
+    FulltiltError,
+    PlanObstacleError,
+    RunFolderError,
+    StorageError,
+    UsageError,
+)
 from fulltilt.infer.measuring import BLOCK_S, MIN_BLOCKS, N_BLOCKS, measure_blocks, open_model, start_meter, warm_up
 from fulltilt.infer.process import build_error, run_measuring
 from fulltilt.infer.targets import Load
@@ -158,6 +166,7 @@ def test_blocks_are_of_the_length_that_suits_the_model_and_hold_its_rate(batch_s
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 1, DeviceMemoryError, "ran out of memory"),
         (KeyError("head"), 1, FulltiltError, r"the model failed while it was measured \(KeyError: 'head'\)"),
         (DataError("too short; use another"), 1, UsageError, "^too short; use another$"),
+        (StorageError("no space left for a; free some"), 1, StorageError, "^no space left for a; free some$"),
         (FulltiltError("3 outputs are NaN; train anew"), 1, FulltiltError, "^3 outputs are NaN; train anew "),
         (None, -11, FulltiltError, "ended by SIGSEGV.*last words"),
     ],
@@ -180,7 +189,7 @@ def test_the_end_of_the_measuring_process_is_told_in_a_sentence_that_names_its_l
     assert type(error) is kind
     with pytest.raises(kind, match=words):
         raise error
-    assert kind is UsageError or str(log) in str(error)
+    assert kind in (UsageError, StorageError) or str(log) in str(error)
 
 
 def test_a_process_that_passes_its_deadline_is_ended_and_says_what_helps(tmp_path, monkeypatch):

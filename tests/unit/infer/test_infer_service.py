@@ -95,6 +95,7 @@ def test_an_artefact_that_joins_nothing_gets_one_sample_a_batch():
         ([[1], 2], 422, "inputs[1]: x has shape []; expected x: float32 of shape [length ≤ 8]"),
         ([[[1, 2]]], 422, "x has shape [1, 2]"),
         ([["1"]], 422, "x holds something else than numbers"),
+        ([[2**64]], 422, "x holds something else than numbers of 64 bits"),
         ([[None]], 422, "x holds something else than numbers"),
         ([[1, [2]]], 422, "x is ragged"),
         ([[1e39]], 422, "x holds a number that float32 does not"),
@@ -124,6 +125,35 @@ def test_types_and_lengths_of_several_inputs_are_held_to(sample, said):
     ((status, document),) = Server(FakeArtefact(build_manifest(*TWO))).ask([sample])
     assert (status, said in document["error"]) == (422, True), document
     assert "expected ids: int64 of shape [length ≤ 8]; mask: bool of shape [length ≤ 8]" in document["error"]
+
+
+def test_numbers_of_words_that_the_model_has_not_never_reach_it():
+    ids = InputSpec(name="ids", dtype="int64", shape=(None,), below=5)
+    server = Server(FakeArtefact(build_manifest(ids)))
+    too_large, negative, good = server.ask([[1, 5]], [[-1]], [[4, 0]])
+    assert (too_large[0], negative[0], good[0]) == (422, 422, 200)
+    assert "inputs[0]: ids holds a number that is not 0 to 4; expected ids: int64" in too_large[1]["error"]
+    assert server.model.calls == [[4.0]]
+
+
+@pytest.mark.parametrize("said", ["1" + 400 * "0", "9" * 5000, "soon"])
+def test_a_deadline_that_is_no_number_of_milliseconds_is_refused(said):
+    ((status, document),) = Server().ask([[1]], headers={"X-Deadline-Ms": said})
+    assert (status, "is no whole number; send milliseconds" in document["error"]) == (400, True)
+    assert len(document["error"]) < 200
+
+
+def test_a_wrong_question_is_refused_in_the_same_form_as_a_wrong_sample():
+    async def converse(client):
+        return await client.get("/v1/samples?n=all")
+
+    answer = Server().run(converse)
+    assert (answer.status_code, answer.json()["error"].startswith("n: ")) == (422, True)
+
+
+def test_samples_are_counted_before_they_are_read():
+    ((status, document),) = Server(n_waiting=3).ask([["no number"]] * 4)
+    assert (status, document["error"]) == (413, "4 samples are more than may wait (3); send fewer")
 
 
 def test_fixed_shapes_are_held_to():
@@ -384,6 +414,12 @@ def test_each_replica_has_answered_its_shortest_and_longest_before_it_serves():
         assert model.calls == [[1.0], [1.0] * 3], "as many as the policy lets in, of 8 elements"
 
 
+def test_samples_that_are_not_as_the_manifest_has_them_do_not_keep_the_server_from_starting():
+    service = Service([FakeArtefact(build_manifest(*TWO))], Settings(), is_warmed_up=True)
+    service.close()
+    assert service.n_waiting == 0
+
+
 def test_a_batch_beyond_memory_is_halved_later_ones_stay_small_and_everybody_hears_of_it():
     server = Server(FakeArtefact(build_manifest(policy=Policy(max_batch=8)), most_samples=3))
 
@@ -477,6 +513,13 @@ def test_the_page_shows_the_figures_and_nothing_of_others_hosts():
         (["artefact", "speed.threads=2"], "is an artefact, whose plan is settled; serve its CONFIG to change settings"),
         (["artefact", "--cache-expiry", "soon"], "--cache-expiry 'soon' is not a duration"),
         (["artefact", "--queue", "0"], "--queue 0 must be 1 or more"),
+        (["artefact", "--cache-disk-mib", "-1"], "--cache-disk-mib -1 must be 0 or more"),
+        (["artefact", "--port", "70000"], "127.0.0.1:70000 cannot be used"),
+        (
+            ["artefact", "--host", "0.0.0.0", "--insecure-lan", "--port", "0", "--out", "artefact/manifest.json"],
+            "the token has no place: ",
+        ),
+        (["artefact", "--port", "0"], "manifest.json cannot be read"),
         (["artefact", "--host", "0.0.0.0"], "--insecure-lan where everybody on it is trusted"),
         (["artefact", "--host", "0.0.0.0", "--tls-key", "k"], "belong together; give both"),
         (["artefact", "--most-replicas", "3"], "--most-replicas needs --engine ray"),

@@ -1,14 +1,16 @@
 """Targets of a configuration, the load they need, and verdicts from raw figures."""
 
 import dataclasses
+import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fulltilt.config import config_for_object, config_from_values
 from fulltilt.errors import ConfigError, DeviceError, RunFolderError, UsageError
-from fulltilt.infer.check import open_check_folder, plan_check
+from fulltilt.infer.check import open_check_folder, plan_check, read_previous
 from fulltilt.infer.load.loop import Answer
 from fulltilt.infer.measuring import Stopping
 from fulltilt.infer.targets import (
@@ -147,6 +149,25 @@ def test_another_configuration_sets_the_earlier_training_aside_and_the_same_one_
     assert found is None
     assert "set aside as training-1, training-1.json (changed: training.speed.precision fp32 → bf16)" in set_aside
     assert (tmp_path / "training-1" / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "3", '{"reason"', "\0"])
+def test_a_damaged_result_of_the_training_means_that_there_is_none(tmp_path, content):
+    (tmp_path / "training.json").write_text(content)
+    assert find_training(tmp_path) is None
+
+
+def test_lines_of_the_history_that_are_damaged_tell_nothing(tmp_path, monkeypatch):
+    result = {"device": "cpu", "weights": None, "targets": [{"name": "memory_gib", "measured": 0.5}]}
+    result["load"] = {"requests_per_s": 2.0, "samples_per_request": 8, "scenario": "server"}
+    lines = ["[]", "5", "{}", '{"device"', '{"device": "cpu", "weights": 3, "load": []}', json.dumps(result), "null"]
+    (tmp_path / "history.jsonl").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr("fulltilt.infer.check.encode", lambda given: given)
+    assert read_previous(SimpleNamespace(path=tmp_path), result) == {"memory_gib": 0.5}
+
+
+def test_no_more_arrivals_are_drawn_than_memory_takes():
+    assert count_at_most(Load(requests_per_s=1e12, samples_per_request=1, n_requests=368, seed=0)) == 1_000_000
 
 
 def test_the_folder_of_a_workload_has_the_name_that_training_and_search_give_it():

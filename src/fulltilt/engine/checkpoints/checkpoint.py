@@ -13,7 +13,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -56,14 +56,7 @@ def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> Path:
     """
     path = folder / NEWEST
     with open_atomic(path) as stream:
-        try:
-            torch.save({"format": FORMAT, **state}, stream)
-        except RuntimeError as error:
-            # torch reports a failed write as an inconsistency of its own archive; the cause is an OSError before it.
-            cause = error.__context__
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__context__
-            raise cause or error from None
+        write_state({"format": FORMAT, **state}, stream)
         stream.flush()
         os.fsync(stream.fileno())
         # Only now, with the new one on the disk, may the one before the old one go.
@@ -74,6 +67,18 @@ def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> Path:
         os.fsync(handle)
     os.close(handle)
     return path
+
+
+def write_state(content: Any, stream: BinaryIO) -> None:
+    """Write tensors and plain values; a disk that takes no more is an OSError."""
+    try:
+        torch.save(content, stream)
+    except RuntimeError as error:
+        # torch reports a failed write as an inconsistency of its own archive; the cause is an OSError before it.
+        cause = error.__context__
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__context__
+        raise cause or error from None
 
 
 def _keep_as_previous(path: Path) -> None:

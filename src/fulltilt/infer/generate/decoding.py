@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import torch
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
@@ -29,10 +29,11 @@ class Sampling(BaseModel):
 
     temperature: Annotated[float, Ge(0)] = 0.0
     top_k: Annotated[int, Gt(0)] | None = None
-    seed: Annotated[int, Ge(0)] = 0
+    seed: Annotated[int, Ge(0), Le(2**63)] = 0
 
 
 GREEDY = Sampling()
+COLD = 1e-6  # a temperature below it draws the likeliest word always, and scores over it would be infinite
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def choose(scores_BV: Tensor, sampling: Sampling, generator: torch.Generator) ->
     """
     if not scores_BV.isfinite().all():
         raise FulltiltError("the model's scores are NaN or infinite; train it anew, or use another precision")
-    if sampling.temperature <= 0:
+    if sampling.temperature < COLD:
         return scores_BV.argmax(-1)
     scores_BV = scores_BV.float() / sampling.temperature
     if sampling.top_k is not None:
@@ -135,7 +136,7 @@ def generate_by_transformers(
     rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     marks = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     drawn: dict[str, Any] = {"do_sample": False}
-    if sampling.temperature > 0:
+    if sampling.temperature >= COLD:
         torch.manual_seed(sampling.seed)
         drawn = {"do_sample": True, "temperature": sampling.temperature, "top_k": sampling.top_k or 0}
     model.generate(

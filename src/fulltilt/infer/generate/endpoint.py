@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 from fastapi import APIRouter, HTTPException
 from fastapi.responses import StreamingResponse
+from starlette.background import BackgroundTask
 
 from fulltilt.errors import UsageError, describe_error
 from fulltilt.infer.artefact import Artefact, open_eager
@@ -61,7 +62,7 @@ class TextService:
         self._writer.check_lengths([tokens], body.max_new_tokens)
         return tokens
 
-    async def stream(self, prompt: Sequence[int], body: GenerateBody, host: Any) -> AsyncGenerator[str, None]:
+    async def stream(self, prompt: Sequence[int], body: GenerateBody) -> AsyncGenerator[str, None]:
         """Yield an event for each word, then a summary. Whoever stops listening stops the writing."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
         is_gone, start_s = False, time.perf_counter()
@@ -74,8 +75,6 @@ class TextService:
             if not is_gone:
                 self._writer([prompt], body.max_new_tokens, tell, body)
 
-        self.n_inside += 1
-        host.n_open += 1
         job = loop.run_in_executor(self._worker, work)
         job.add_done_callback(lambda _: queue.put_nowait(None))
         times_s: list[float] = []
@@ -89,8 +88,6 @@ class TextService:
             yield _encode({"error": describe_error(error)})
         finally:
             is_gone = True
-            self.n_inside -= 1
-            host.n_open -= 1
 
 
 def _encode(event: Mapping[str, Any]) -> str:
@@ -117,17 +114,22 @@ def build_router(service: TextService, host: Any) -> APIRouter:
     """
     router = APIRouter()
 
+    async def count(n: int) -> None:  # in the loop, as all that counts here
+        service.n_inside += n
+        host.n_open += n
+
     @router.post("/v1/generate")
     async def generate(body: GenerateBody) -> StreamingResponse:
         if service.n_inside > service.max_waiting:
-            said = f"{service.n_inside} requests are inside, {service.max_waiting} may wait"
-            raise HTTPException(429, said, headers={"Retry-After": "1"})
+            raise HTTPException(429, f"{service.n_inside} requests wait already; come later", {"Retry-After": "1"})
         if host.is_draining:
-            raise HTTPException(503, "the service is draining", headers={"Retry-After": "1"})
+            raise HTTPException(503, "the service is draining; come again later", headers={"Retry-After": "1"})
         try:
             prompt = service.read_prompt(body)
         except UsageError as error:
             raise HTTPException(422, str(error)) from None
-        return StreamingResponse(service.stream(prompt, body, host), media_type="text/event-stream")
+        await count(1)  # here, since many may come before the first stream begins
+        end = BackgroundTask(count, -1)
+        return StreamingResponse(service.stream(prompt, body), media_type="text/event-stream", background=end)
 
     return router

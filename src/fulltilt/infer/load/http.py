@@ -1,5 +1,6 @@
 """Load a server over HTTP from a process of its own, and stop when the responses decide."""
 
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -21,7 +22,7 @@ MAX_RATE_PER_S = 10_000.0  # one process sends no more
 MAX_REQUESTS = 2_000_000
 LOOK_GROWTH = 1.02  # a look costs more than the responses that came since, if they are few
 PATIENCE_S = 10.0
-BUSY, MOST_SAID = (429, 503, 504), 300
+BUSY, MOST_SAID, MOST_BYTES = (429, 503, 504), 300, 2**28
 
 
 class HttpLoad:
@@ -79,7 +80,7 @@ class HttpLoad:
     def build_outcome(self) -> LoadOutcome:
         responses = self.select()
         if not len(responses):
-            raise FulltiltError(f"no request to {self.plan.url} ended; see whether the server answers, and try again")
+            raise FulltiltError(f"no request to {self.plan.url} ended ({self.ended}); see whether the server answers")
         return build_outcome(responses, self.plan, self.ended)
 
     def _take(self, line: str) -> float:
@@ -101,14 +102,12 @@ class HttpLoad:
 
 def build_request(plan: LoadPlan, bodies: Sequence[str], token: str | None) -> dict[str, Any]:
     """Build what the sending process is told."""
-    parts, rate_per_s = urlsplit(plan.target), plan.requests_per_s
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{plan.url} is no URL of a server; give one such as http://127.0.0.1:8000")
+    parts, rate_per_s = split_url(plan.target), plan.requests_per_s
     if plan.scenario == "server" and not (rate_per_s and 0 < rate_per_s <= MAX_RATE_PER_S):
         raise UsageError(f"requests_per_s {rate_per_s:g} has to be above 0; one process sends at most 10,000 a second")
-    n_requests = max(1, round((rate_per_s or 0.0) * plan.seconds)) if plan.scenario == "server" else MAX_REQUESTS
-    if n_requests > MAX_REQUESTS:
-        raise UsageError(f"{n_requests:,} requests are more than {MAX_REQUESTS:,}; give fewer seconds")
+    n_requests = round((rate_per_s or 0.0) * plan.seconds) if plan.scenario == "server" else MAX_REQUESTS
+    if not 1 <= n_requests <= MAX_REQUESTS:
+        raise UsageError(f"{n_requests:,} requests are not 1 to {MAX_REQUESTS:,}; give fewer seconds or more")
     head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
     head += f"Authorization: Bearer {token}\r\n" if token else ""
     return {
@@ -119,6 +118,15 @@ def build_request(plan: LoadPlan, bodies: Sequence[str], token: str | None) -> d
         "requests": [f"{head}Content-Length: {len(body)}\r\n\r\n{body}" for body in bodies],
         "n_requests": n_requests,
     }
+
+
+def split_url(url: str) -> SplitResult:
+    """Split the URL of a server, or raise a UsageError where it is none."""
+    with contextlib.suppress(ValueError):  # of a port, or an address
+        parts, is_plain = urlsplit(url), url.isascii() and " " not in url
+        if is_plain and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    raise UsageError(f"{url!r} is no URL of a server; give one such as http://127.0.0.1:8000")
 
 
 def build_bodies(samples: Sequence[Any], samples_per_request: int) -> list[str]:
@@ -135,18 +143,20 @@ def fetch(url: str, *, token: str | None = None, body: str | None = None) -> Any
     """
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
-        request = Request(url, headers=headers, data=None if body is None else body.encode())
+        request = Request(split_url(url).geturl(), headers=headers, data=None if body is None else body.encode())
         with urlopen(request, timeout=PATIENCE_S) as answer:
-            return json.loads(answer.read())
+            text = answer.read(MOST_BYTES)
     except HTTPError as error:
         with error:
-            said = error.read(MOST_SAID).decode(errors="replace")
+            said = f"{error.reason} ({error.read(MOST_SAID).decode(errors='replace')})"
         if body is not None and error.code in BUSY:
             return None
-        raise UsageError(f"{url} answers {error.code} {error.reason} ({said})") from None
+        raise UsageError(f"{url} answers {error.code} {' '.join(said.split())}") from None
     except OSError as error:
         raise UsageError(f"nobody answers at {url} ({getattr(error, 'reason', error)})") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, HTTPException):
+    except HTTPException as error:
+        raise UsageError(f"{url} answers with something that is no HTTP ({error!r})") from None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         raise UsageError(f"{url} answers with something that is no JSON") from None
-    except ValueError as error:
-        raise UsageError(f"{url} is no URL of a server ({error}); give one such as http://127.0.0.1:8000") from None

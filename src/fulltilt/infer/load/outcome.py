@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections import Counter
 from typing import Literal
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -61,7 +60,7 @@ class LoadPlan:
     @property
     def target(self) -> str:
         """Where requests go: the URL itself where it has a path, else where our servers take them."""
-        return self.url if urlsplit(self.url).path.strip("/") else f"{self.url.rstrip('/')}/v1/predict"
+        return self.url if self.url.partition("://")[2].partition("/")[2] else f"{self.url.rstrip('/')}/v1/predict"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

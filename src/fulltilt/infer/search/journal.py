@@ -29,9 +29,9 @@ class Journal:
         self._file, self._clock = folder / FILE, clock
         self._known: dict[str, dict[str, Any]] = {}
         for line in read_lines(self._file):
-            with contextlib.suppress(ValueError):  # it is asked again
+            with contextlib.suppress(ValueError, LookupError, TypeError):  # damaged: it is asked again
                 row = json.loads(line)
-                self._known[row.pop("question")] = row
+                self._known[row["question"]] = {name: row[name] for name in ("answer", "seconds", "cut_s")}
         self._handed_s, self._told_s = 0.0, clock()
 
     @property

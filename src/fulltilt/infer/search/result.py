@@ -138,13 +138,10 @@ class SearchResult:
 
 def find_front(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Find the offered candidates that no other one equals in all respects and beats in one."""
-    merits = {each.name: each.list_merits() for each in _list_measured(candidates)}
+    measured = _list_measured(candidates)
+    merits = {each.name: each.list_merits() for each in measured}
     beats = lambda a, b: a != b and all(x >= y for x, y in zip(a, b, strict=True))  # noqa: E731
-    return [
-        each
-        for each in _list_measured(candidates)
-        if not any(beats(other, merits[each.name]) for other in merits.values())
-    ]
+    return [each for each in measured if not any(beats(other, merits[each.name]) for other in merits.values())]
 
 
 def choose(candidates: Iterable[Candidate], goal: Goal) -> Candidate:

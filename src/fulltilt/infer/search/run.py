@@ -11,6 +11,7 @@ from pathlib import Path
 from fulltilt._version import __version__
 from fulltilt.config import plan_of
 from fulltilt.engine.checkpoints.files import NEWEST, PREVIOUS
+from fulltilt.errors import FulltiltError
 from fulltilt.hardware import read_machine
 from fulltilt.infer.check import CheckPlan, build_request
 from fulltilt.infer.manifest import Promise
@@ -88,6 +89,8 @@ def run_search(
     Raises:
         FulltiltError: eager fp32 cannot be built or measured. StorageError: no space is left.
     """
+    if not (out_dir / ARTEFACTS).is_dir():  # somebody removed them: all is built and measured anew
+        (out_dir / FILE).unlink(missing_ok=True)
     journal = Journal(out_dir)
 
     def tell(part: str) -> None:
@@ -139,8 +142,11 @@ def build_result(search: Search, checked: CheckPlan, artefact: Path, out_dir: Pa
 
 def write_chosen(source: Path, target: Path, result: SearchResult) -> None:
     """Copy an artefact, with its policy, its promise and the evidence of the search."""
-    from fulltilt.infer.artefact import EVIDENCE, read_manifest, write_manifest
+    from fulltilt.infer.artefact import EVIDENCE, find_damage, read_manifest, write_manifest
 
+    manifest = read_manifest(source)
+    if damage := find_damage(source, manifest, sorted(manifest.files)):
+        raise FulltiltError(f"{source}: {damage}; remove {source.parent}, and the same command begins anew")
     fresh = target.with_name(f".{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     shutil.copytree(source, fresh)
@@ -148,7 +154,7 @@ def write_chosen(source: Path, target: Path, result: SearchResult) -> None:
     search = {"candidate": encode(chosen), **{name: encode(getattr(result, name)) for name in told}}
     evidence = json.loads((fresh / EVIDENCE).read_text()) | {"search": search}
     write_atomic(fresh / EVIDENCE, json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")
-    write_manifest(fresh, dataclasses.replace(read_manifest(fresh), policy=chosen.policy, promise=result.promise))
+    write_manifest(fresh, dataclasses.replace(manifest, policy=chosen.policy, promise=result.promise))
     shutil.rmtree(target, ignore_errors=True)
     fresh.rename(target)
 
@@ -164,8 +170,7 @@ def _note_acceptance(chosen: Candidate, goal: Goal) -> list[str]:
 
 def _note_left_out(rows: tuple[Candidate, ...]) -> list[str]:
     """Say what there was no time for."""
-    counts = Counter(
-        row.reason.removeprefix(OVER).strip() for row in rows if row.reason and row.reason.startswith(OVER)
-    )
+    reasons = [row.reason for row in rows if row.reason and row.reason.startswith(OVER)]
+    counts = Counter(reason.removeprefix(OVER).strip() for reason in reasons)
     said = ", ".join(f"{reason} ({n})" for reason, n in counts.items())
     return [f"{OVER} {said}; the same command with a larger --budget goes on from here"] if said else []

@@ -30,7 +30,7 @@ def answer_each(samples: Sequence[Sample], answer: Answer, on_memory: Callable[[
         results = answer(samples)
         if len(results) != len(samples):
             raise AnswerError(f"the model returned {len(results)} outputs for {len(samples)} samples")
-    except Exception as error:  # of the model or a library: it must not end the thread
+    except (Exception, SystemExit) as error:  # of the model or a library: it must not end the thread
         if is_memory_error(error):
             on_memory(len(samples))
         if len(samples) == 1:
@@ -45,7 +45,7 @@ def answer_each(samples: Sequence[Sample], answer: Answer, on_memory: Callable[[
     ]  # fmt: skip
 
 
-def is_memory_error(error: Exception) -> bool:
+def is_memory_error(error: BaseException) -> bool:
     types = tuple(each.__name__ for each in type(error).__mro__)
     evidence = Evidence(exception_type=types[0], exception_types=types, message=str(error))
     return classify_outcome(evidence)[0] == "out_of_memory"

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
@@ -21,7 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fulltilt.infer.serve.page import render_page
 from fulltilt.infer.serve.service import GONE, Service
-from fulltilt.infer.serve.wire import MALFORMED, read_samples, write_samples
+from fulltilt.infer.serve.wire import MALFORMED, UNFIT, read_samples, write_samples
 from fulltilt.records import encode
 from fulltilt.web.assets import answer_asset
 from fulltilt.web.gate import Gate
@@ -63,6 +64,7 @@ def build_app(service: Service, *, token: str | None = None, hosts: Iterable[str
 
         app.include_router(build_router(open_text_service(service.artefact, service.word_table), service))
     app.add_exception_handler(HTTPException, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse)
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BODY_BYTES)
     app.add_middleware(Door, token=token)
     app.add_middleware(Gate, hosts=frozenset(host.lower() for host in hosts))
@@ -93,7 +95,7 @@ async def _predict(service: Service, request: Request, began_s: float) -> dict[s
         raise service.build_refusal(429, f"{MOST_OPEN:,} requests are open already; come again later")
     deadline_s = _read_deadline_s(request, service, began_s)
     body = await request.body()
-    given = (body, service.manifest, service.word_table)
+    given = (body, service.manifest, service.word_table, service.settings.n_waiting)
     samples = await run_in_threadpool(read_samples, *given) if len(body) > LARGE_BYTES else read_samples(*given)
     found = await service.answer(samples, deadline_s=deadline_s, is_gone=request.is_disconnected)
     answered = []
@@ -109,7 +111,7 @@ def _read_deadline_s(request: Request, service: Service, began_s: float) -> floa
     try:
         seconds = service.settings.deadline_s if given is None else int(given) / 1000
     except (ValueError, OverflowError):
-        raise HTTPException(MALFORMED, f"X-Deadline-Ms {given!r} is no whole number; send milliseconds") from None
+        raise HTTPException(MALFORMED, f"X-Deadline-Ms {given!r:.40} is no whole number; send milliseconds") from None
     return math.inf if seconds is None else began_s + seconds
 
 
@@ -151,6 +153,9 @@ def read_asset(name: str) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):  # what is wrong, but not repeated: NaN is there, and half a character
+        said = "; ".join(": ".join([*map(str, each["loc"][1:]), each["msg"]]) for each in error.errors())
+        return JSONResponse({"error": said.encode(errors="replace").decode()}, UNFIT)
     assert isinstance(error, HTTPException)
     is_large = error.status_code == 413 and error.detail == "Content Too Large"  # as Starlette has it
     return JSONResponse(TOO_LARGE if is_large else {"error": error.detail}, error.status_code, error.headers)

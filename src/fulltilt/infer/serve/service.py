@@ -135,8 +135,8 @@ class Service:
             deadline_s: By the monotonic clock; infinite: none.
 
         Raises:
-            HTTPException: there is no room, now (429) or ever (413); the deadline passed before the model had begun
-                with every sample (504); nobody waits any more (499).
+            HTTPException: there is no room (429); the deadline passed before the model had begun with every sample
+                (504); nobody waits any more (499).
         """
         asked = self._ask(samples)
         await self._wait([each for each, _ in asked if isinstance(each, Entry)], deadline_s, is_gone)
@@ -164,8 +164,7 @@ class Service:
         settings = self.settings
         if settings.cache_mib == 0:
             return None
-        folder, most_bytes = settings.cache_dir, settings.cache_disk_mib * MIB
-        disk = None if folder is None else Disk(folder, most_bytes=most_bytes, say=self.note)
+        disk = settings.cache_dir and Disk(settings.cache_dir, most_bytes=settings.cache_disk_mib * MIB, say=self.note)
         return Cache(  # where eager stands in, as notes say, its answers are others
             artefact=hashlib.sha256(dumps([self.manifest, list(artefact.notes)]).encode()).hexdigest(),
             memory_bytes=settings.cache_mib * MIB,
@@ -175,9 +174,6 @@ class Service:
 
     def _ask(self, samples: Sequence[Sample]) -> list[tuple[Sample | Entry, str]]:
         """Find the answer of each sample, or the entry that brings it, and put new entries in line: all, or none."""
-        n_places = self.settings.n_waiting
-        if len(samples) > n_places:
-            raise HTTPException(413, f"{len(samples)} samples are more than may wait ({n_places}); send fewer")
         asked: list[tuple[Sample | Entry, str]] = []
         new: dict[Any, Entry] = {}
         shared: list[Entry] = []
@@ -192,7 +188,7 @@ class Service:
                 length = read_length(sample, self.manifest.inputs)
                 new[key] = Entry(sample, length, key, asyncio.get_running_loop().create_future())
                 asked.append((new[key], "model"))
-        if self.n_waiting + len(new) > n_places:
+        if self.n_waiting + len(new) > self.settings.n_waiting:
             raise self.build_refusal(429, f"{self.n_waiting} samples wait already; come again later")
         for entry in shared:
             entry.n_waiters += 1
@@ -225,7 +221,8 @@ class Service:
     def _run(self, answer: Answer, is_warmed_up: bool) -> None:
         """Answer batches in the thread of a replica, and bring their results to the loop."""
         if is_warmed_up:  # here, since what compilers keep belongs to a thread
-            self._warm_up(answer)
+            with contextlib.suppress(ValueError):  # samples are not as the manifest has them: requests will hear it
+                self._warm_up(answer)
         self._are_warm.wait()
         while batch := self._take():
             began_s = time.monotonic()

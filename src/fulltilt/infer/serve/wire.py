@@ -1,6 +1,7 @@
 """Read samples out of a request's JSON, and refuse what the model does not take, saying what it expects."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,11 @@ MALFORMED, UNFIT = 400, 422
 TAKEN = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}  # kind of an input → kinds of numbers that it takes
 
 
-def read_samples(body: bytes, manifest: Manifest, words: WordTable | None) -> list[Sample]:
+def read_samples(body: bytes, manifest: Manifest, words: WordTable | None, most: float = math.inf) -> list[Sample]:
     """Read ``{"inputs": [sample, …]}``, or with the ``words`` of the training ``{"texts": ["…", …]}``.
 
     Raises:
-        HTTPException: it is not of that form (400); wrong shape, dtype or length (422).
+        HTTPException: it is not of that form (400); more than ``most`` samples (413); wrong shape, dtype, length (422).
     """
     try:
         document = json.loads(body)
@@ -31,6 +32,8 @@ def read_samples(body: bytes, manifest: Manifest, words: WordTable | None) -> li
         raise HTTPException(MALFORMED, f'the body is not {{"{kind}": [sample, …]}}; send an object with a list')
     if not given:
         raise HTTPException(UNFIT, f"{kind} holds no sample; send at least one")
+    if len(given) > most:
+        raise HTTPException(413, f"{len(given)} samples are more than may wait ({most}); send fewer")
     if kind == "texts":
         if words is None:
             raise HTTPException(UNFIT, "the words of the training are not kept with this model; send inputs, no texts")
@@ -73,11 +76,13 @@ def _read_array(given: Any, spec: InputSpec) -> Array:
         raise ValueError(f"{spec.name} is ragged") from None
     dtype = np.dtype(spec.dtype)
     if array.dtype.kind not in TAKEN[dtype.kind] and array.size:
-        found = "something else than numbers" if array.dtype.kind in "OUSV" else str(array.dtype)
+        found = "something else than numbers of 64 bits" if array.dtype.kind in "OUSV" else str(array.dtype)
         raise ValueError(f"{spec.name} holds {found}")
     fitting = [want in (None, size) for want, size in zip(spec.shape, array.shape, strict=False)]
     if array.ndim != len(spec.shape) or not all(fitting):
         raise ValueError(f"{spec.name} has shape {list(array.shape)}")
+    if spec.below is not None and not ((array >= 0) & (array < spec.below)).all():
+        raise ValueError(f"{spec.name} holds a number that is not 0 to {spec.below - 1}")
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
     if not (np.isfinite(converted) if dtype.kind == "f" else converted == array).all():
