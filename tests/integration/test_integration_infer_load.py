@@ -83,7 +83,6 @@ def test_another_server_is_loaded_at_its_path_with_samples_of_a_file(tmp_path):
         (["--requests-per-s", "0"], "--requests-per-s 0.0 has to be above 0"),
         (["--requests-per-s", "10", "--p99-ms", "-1"], "--p99-ms -1.0 has to be above 0"),
         (["--requests-per-s", "10", "--percentile", "100"], "has to be between 0 and 100"),
-        (["--find-rate"], "--find-rate needs a limit"),
         (["--requests-per-s", "10", "--seed", "-1"], "--seed -1 must be 0 or more"),
         (["--requests-per-s", "10", "--samples-per-request", "1" + 400 * "0"], "above 0 and below 10,001"),
         (["--requests-per-s", "10", "--p99-ms", "5", "--limit-ms", "7"], "--p99-ms is a limit by itself"),
@@ -162,15 +161,3 @@ def test_a_load_that_is_interrupted_before_any_answer_says_that_it_was_interrupt
         finally:
             process.kill()
     assert (process.returncode, said) == (130, "fulltilt infer: interrupted\n")
-
-
-@pytest.mark.slow
-@pytest.mark.alone
-def test_the_highest_rate_within_a_limit_is_found(tmp_path):
-    with StandIn(pause_s=lambda number: 0.002) as server:  # one after the other: less than 500 a second
-        words = ["--find-rate", "--p99-ms", "500", "--seconds", "15"]
-        done = run_load(server.url, *words, "--json", "rate.json", cwd=tmp_path)
-    found = json.loads((tmp_path / "rate.json").read_text())
-    held = found["accepted"]["plan"]["requests_per_s"]
-    assert held < found["refused_per_s"] < 500 * 1.2
-    assert done.stdout.startswith(f"{held:.3g} requests/s are met with p99 within 500 ms")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fulltilt.infer.load.outcome import LoadOutcome, LoadPlan
-    from fulltilt.infer.load.rate import FoundRate
 
 EXIT_MISSED = 3
 STYLES = {"met": "green", "missed": "bold red", "not proven": "yellow", None: None}
@@ -35,8 +33,7 @@ SAID = {
 N_SAMPLES = 256  # that is all a server has
 MOST_SAMPLES = 10_001  # of a request: each begins one of its own, and all are held
 PERCENTILE = 99.0
-UNLIMITED_S, LIMITED_S, TRY_S, ALONE_S = 10.0, 60.0, 30.0, 2.0
-SPARE = 1.2  # times the responses that a proof needs at least
+UNLIMITED_S, LIMITED_S = 10.0, 60.0
 
 HELP = "load a server over HTTP, open loop, and hold its responses to a limit"
 DESCRIPTION = (
@@ -57,16 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="server (default): Poisson arrivals; single: one at a time; multi: one of 8 samples at a time; "
         "offline: as many as the server takes",
     )
-    parser.add_argument(
-        "--seconds", type=float, metavar="S", help="at most (60; without a limit 10; a try of --find-rate 30)"
-    )
+    parser.add_argument("--seconds", type=float, metavar="S", help="at most (60; without a limit 10)")
     parser.add_argument("--p99-ms", type=float, metavar="L", help="99 %% of the responses are to be within so long")
     parser.add_argument(
         "--percentile", type=float, default=PERCENTILE, metavar="P", help="another share, with --limit-ms"
     )
     parser.add_argument("--limit-ms", type=float, metavar="L", help="the limit of that share")
     parser.add_argument("--samples-per-request", type=int, metavar="N", help="default 1, of multi 8")
-    parser.add_argument("--find-rate", action="store_true", help="find the highest rate within the limit")
     parser.add_argument("--inputs", metavar="FILE", help="JSON list of samples (default: the server's own)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the arrivals")
     parser.add_argument(
@@ -83,15 +77,12 @@ def run(args: argparse.Namespace) -> int:
     samples = read_samples(args, token)
     plan = plan_load(args, token)
     bodies = build_bodies(samples, plan.samples_per_request)
-    if not args.find_rate:
-        build_request(plan, bodies, token)  # says what cannot be, before anything is sent
+    build_request(plan, bodies, token)  # says what cannot be, before anything is sent
     try:
         fetch(plan.target, body=bodies[0], token=token)  # what can never be answered is told before the load
     except UsageError as error:
         raise UsageError(f"{error}; see that the server takes such samples, or give others by --inputs") from None
     console = build_console(to_stderr=args.json == "-", is_screen=True)
-    if args.find_rate:
-        return _find_rate(args, console, plan, bodies, token)
 
     def show(outcome: LoadOutcome) -> None:
         write_json(args.json, outcome)
@@ -168,19 +159,17 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
 
     limit_ms, quantile = args.p99_ms or args.limit_ms, 0.99 if args.p99_ms else args.percentile / 100
     rate_per_s = args.requests_per_s
-    is_stated = args.inputs or args.scenario != "server" or (limit_ms and (rate_per_s or args.find_rate))
+    is_stated = args.inputs or args.scenario != "server" or (limit_ms and rate_per_s)
     promise = None if is_stated else _fetch_promise(args.url, token)
     if promise and not limit_ms:
         limit_ms, quantile = 1000 * promise["limit_s"], promise["quantile"]
     if promise and not rate_per_s:
         rate_per_s = promise["requests_per_s"]
-    if args.scenario == "server" and not rate_per_s and not args.find_rate:
+    if args.scenario == "server" and not rate_per_s:
         raise UsageError(
             "the served artefact promises no rate; say how many requests arrive, such as --requests-per-s 20"
         )
-    if args.find_rate and (not limit_ms or args.scenario != "server"):
-        raise UsageError("--find-rate needs a limit and Poisson arrivals; give --p99-ms, and no other --scenario")
-    longest_s = TRY_S if args.find_rate else LIMITED_S if limit_ms else UNLIMITED_S
+    longest_s = LIMITED_S if limit_ms else UNLIMITED_S
     return LoadPlan(
         url=args.url,
         scenario=args.scenario,
@@ -298,50 +287,13 @@ def _describe_load(outcome: LoadOutcome) -> list[str]:
 
 
 def _describe_details(outcome: LoadOutcome) -> list[str]:
-    from fulltilt.stats.sequential import compute_threshold
+    from fulltilt.stats.sequential import ALPHA, compute_threshold
 
-    test, alpha = outcome.test, outcome.plan.alpha
+    test = outcome.test
     lines = [f"dependence: {outcome.dependence:.2g} neighbouring responses say as much as one"]
     if test is not None:
         lines.append(
             f"test: {test.decision} after {count(test.n_blocks, 'block')}; evidence {test.evidence_for:.3g} for, "
-            f"{test.evidence_against:.3g} against, {exp(compute_threshold(alpha)):.4g} decides"
+            f"{test.evidence_against:.3g} against, {exp(compute_threshold(ALPHA)):.4g} decides"
         )
     return [*lines, f"ended: {outcome.ended}"]
-
-
-def _find_rate(args: argparse.Namespace, console: Console, plan: LoadPlan, bodies: list[str], token: str | None) -> int:
-    from fulltilt.infer.load.http import MAX_RATE_PER_S
-    from fulltilt.infer.load.rate import MAX_TRIES, find_rate
-    from fulltilt.stats.sequential import count_accepting
-
-    aside, found = build_console(to_stderr=True), None
-
-    def load_at(rate_per_s: float) -> LoadOutcome:
-        trial = dataclasses.replace(plan, requests_per_s=rate_per_s, alpha=plan.alpha / MAX_TRIES)
-        return _run_one(trial, bodies, token, lambda outcome: aside.print(describe_outcome(outcome)))
-
-    min_per_s = SPARE * count_accepting(1 - plan.quantile, plan.alpha / MAX_TRIES) / plan.seconds
-    alone = dataclasses.replace(plan, scenario="single", requests_per_s=None, limit_s=None, seconds=ALONE_S)
-    try:
-        start_per_s = plan.requests_per_s or _run_one(alone, bodies, token).answered_per_s
-        for found in find_rate(load_at, start_per_s, min_per_s=min_per_s, max_per_s=MAX_RATE_PER_S):  # noqa: B007
-            pass  # the last one counts, also where it is interrupted
-    finally:
-        if found:
-            write_json(args.json, found)
-            print_result(console, describe_found(found, plan), style=STYLES["met" if found.accepted else "missed"])
-            if found.accepted:
-                print_outcome(console, found.accepted, is_verbose=args.verbose)
-    return 0 if found and found.accepted else EXIT_MISSED
-
-
-def describe_found(found: FoundRate, plan: LoadPlan) -> str:
-    limit = f"p{100 * plan.quantile:g} within {format_rate(1000 * (plan.limit_s or 0.0))} ms"
-    if found.accepted is None:
-        return f"No rate was met with {limit}; the lowest tried is {format_rate(found.refused_per_s)} requests/s."
-    held = format_rate(found.accepted.plan.requests_per_s or 0.0)
-    beyond = f", {format_rate(found.refused_per_s)} are too many" if not isinf(found.refused_per_s) else ""
-    return (
-        f"{held} requests/s are met with {limit}{beyond} ({count(len(found.tries), 'try').replace('trys', 'tries')})."
-    )

@@ -66,14 +66,6 @@ def compute_threshold(alpha: float = ALPHA) -> float:
     return math.log(RESERVE / alpha)
 
 
-def count_accepting(limit_share: float, alpha: float = ALPHA) -> int:
-    """Count the responses that accept where none is late and none depends on another."""
-    in_time = np.log(compute_factors(limit_share, BETTER)[1])
-    most = math.ceil((compute_threshold(alpha) + math.log(len(BETTER))) / in_time.max())  # the best bet alone does then
-    values = mix_bets(np.arange(1, most + 1)[:, None] * in_time)
-    return 1 + int(np.argmax(values >= compute_threshold(alpha)))
-
-
 def compute_block_shares(is_late: Floats, dependence: float) -> Floats:
     """Compute the late share of each whole block of ``dependence`` responses, which need not be a whole number."""
     n_blocks = int(len(is_late) / dependence)

@@ -17,7 +17,6 @@ from fulltilt.infer.load.outcome import (
     count_histogram,
     judge_responses,
 )
-from fulltilt.infer.load.rate import find_rate
 from fulltilt.records import dumps
 from fulltilt.stats import compute_proportion_interval
 
@@ -124,34 +123,3 @@ def test_a_drift_far_below_the_limit_does_not_hold_the_decision_up():
     drift_s = 0.005 * (1 + 0.2 * np.sin(np.arange(1000) / 100))
     assert Responses(build_rows(drift_s)).compute_dependence(None) > 50
     assert judge_responses(Responses(build_rows(drift_s)), PLAN)[0] == "met"
-
-
-class Server:
-    """Holds a limit up to a rate."""
-
-    def __init__(self, most_per_s):
-        self.most_per_s, self.tried = most_per_s, []
-
-    def load_at(self, rate_per_s):
-        self.tried.append(rate_per_s)
-        responses_s = [0.05 if rate_per_s <= self.most_per_s else 0.5] * 2000
-        plan = dataclasses.replace(PLAN, requests_per_s=rate_per_s)
-        return build_outcome(Responses(build_rows(responses_s)), plan, "decided")
-
-
-@pytest.mark.parametrize("most_per_s", [0.7, 9.0, 133.0, 4000.0])
-def test_the_highest_rate_within_the_limit_is_found_to_a_tenth(most_per_s):
-    server = Server(most_per_s)
-    *_, found = find_rate(server.load_at, 10.0, min_per_s=0.5, max_per_s=10_000)
-    assert found.accepted is not None
-    assert most_per_s / 1.1 <= found.accepted.plan.requests_per_s <= most_per_s
-    assert found.refused_per_s <= 1.1 * found.accepted.plan.requests_per_s
-    assert len(found.tries) == len(server.tried) <= 14
-
-
-def test_a_server_that_holds_no_rate_or_every_rate_ends_the_search():
-    *_, found = find_rate(Server(0.0).load_at, 10.0, min_per_s=0.5, max_per_s=10_000)
-    assert (found.accepted, found.refused_per_s) == (None, 0.5)
-    *_, found = find_rate(Server(math.inf).load_at, 3000.0, min_per_s=0.5, max_per_s=10_000)
-    assert found.accepted.plan.requests_per_s == 10_000
-    assert found.refused_per_s == math.inf

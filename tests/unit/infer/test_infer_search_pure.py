@@ -336,7 +336,7 @@ def test_a_damaged_artefact_is_not_chosen_with_the_digest_of_its_damage(tmp_path
     write_manifest(source, build_manifest())
     (source / "weights.pt").write_bytes(b"torn")
     with pytest.raises(FulltiltError, match=r"weights\.pt is not the file that was built; remove .*artefacts, and"):
-        write_chosen(source, target, None, None)
+        write_chosen(source, target, None)
     assert not target.exists()
 
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from fulltilt.infer.load.arrivals import Scenario, count_needed_requests
 from fulltilt.records import VERSION
 from fulltilt.stats.intervals import compute_proportion_interval, compute_quantile_interval
-from fulltilt.stats.sequential import ALPHA, ShareTest, estimate_dependence, judge_share
+from fulltilt.stats.sequential import ShareTest, estimate_dependence, judge_share
 
 Verdict = Literal["met", "missed", "not proven"]
 Floats = NDArray[np.float64]
@@ -42,7 +42,6 @@ class LoadPlan:
         requests_per_s: None where the scenario sends the next request after an answer.
         seconds: The longest time; a test that decides ends it earlier, but not before ``min_s``.
         quantile: Share of the responses that has to be within the limit; None of it without a limit.
-        alpha: Probability of a wrong verdict of either kind, over all looks.
     """
 
     url: str
@@ -53,7 +52,6 @@ class LoadPlan:
     samples_per_request: int = 1
     quantile: float = 0.99
     limit_s: float | None = None
-    alpha: float = ALPHA
     seed: int = 0
     timeout_s: float = 30.0
 
@@ -155,7 +153,7 @@ def judge_responses(responses: Responses, plan: LoadPlan) -> tuple[Verdict, str 
     """Judge whether the stated share of responses is within the limit, and say what kept that from being told."""
     assert plan.limit_s is not None
     response_s, dependence = responses.response_s, responses.compute_dependence(plan.limit_s)
-    test = judge_share(response_s > plan.limit_s, 1 - plan.quantile, alpha=plan.alpha, dependence=dependence)
+    test = judge_share(response_s > plan.limit_s, 1 - plan.quantile, dependence=dependence)
     if test.decision == "accepted":
         third = len(response_s) // 3
         first_s, last_s = (float(np.median(part)) for part in (response_s[:third], response_s[-third:]))
