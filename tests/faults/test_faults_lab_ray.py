@@ -137,4 +137,4 @@ def test_a_grid_survives_the_death_of_a_machine_and_of_the_server(cluster):
     result = json.loads((Path(again["out_dir"]) / "result.json").read_text())
     assert result["reason"] == "finished"
     assert not find_marked(f"{MARK}={head.mark}")
-    assert find_marked(cluster.mark) == []
+    wait_for(lambda: not find_marked(cluster.mark))  # Ray ends its own a moment after their node

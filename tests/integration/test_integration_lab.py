@@ -240,7 +240,7 @@ def test_cancel_reaches_the_process_and_after_ctrl_c_the_same_command_goes_on(tm
     with contextlib.closing(open_store(folder)) as store:
         pids = {found.id: found.pid for found in store.read_experiments()}  # of the runners
     assert call("cancel", "e1", folder=folder) == "e1 (lr=0.001) is cancelled\n"
-    assert not Path(f"/proc/{pids['e1']}").exists()
+    wait_for(lambda: not Path(f"/proc/{pids['e1']}").exists(), first)
     assert Path(f"/proc/{pids['e2']}").exists()
     first.send_signal(signal.SIGINT)
     _, said = first.communicate(timeout=PATIENCE_S)
