@@ -170,12 +170,13 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
             "the served artefact promises no rate; say how many requests arrive, such as --requests-per-s 20"
         )
     longest_s = LIMITED_S if limit_ms else UNLIMITED_S
+    promised = int(promise["samples_per_request"]) if promise else 1
     return LoadPlan(
         url=args.url,
         scenario=args.scenario,
         requests_per_s=rate_per_s if args.scenario == "server" else None,
         seconds=args.seconds or longest_s,
-        samples_per_request=args.samples_per_request or SAMPLES_PER_REQUEST.get(args.scenario, 1),
+        samples_per_request=args.samples_per_request or SAMPLES_PER_REQUEST.get(args.scenario, promised),
         quantile=quantile,
         limit_s=limit_ms and limit_ms / 1000,
         seed=args.seed,
@@ -187,7 +188,8 @@ def _fetch_promise(url: str, token: str | None) -> dict[str, float] | None:
 
     try:
         found = fetch(f"{url.rstrip('/')}/v1/manifest", token=token)["promise"]
-        promise = {name: float(found[name]) for name in ("requests_per_s", "limit_s", "quantile")}
+        names = "requests_per_s", "limit_s", "quantile", "samples_per_request"
+        promise = {name: float(found[name]) for name in names}
     except (UsageError, LookupError, TypeError, ValueError):
         return None  # another server; the flags have to say it
     return promise if promise["limit_s"] > 0 and 0 < promise["quantile"] < 1 else None

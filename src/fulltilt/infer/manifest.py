@@ -51,6 +51,7 @@ class Promise:
     limit_s: float
     measured_s: float
     n_responses: int
+    samples_per_request: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,7 +47,8 @@ def accept(row: Candidate, artefact: Path, goal: Goal, arrivals: Arrivals, logs:
     assert goal.requests_per_s is not None
     assert goal.limit_s is not None
     end_s, rate = time.monotonic() + limit_s, goal.requests_per_s
-    told = Live(verdict="not proven", requests_per_s=rate, quantile=goal.quantile, limit_s=goal.limit_s)
+    load = {"requests_per_s": rate, "samples_per_request": goal.samples_per_request}
+    told = Live(verdict="not proven", quantile=goal.quantile, limit_s=goal.limit_s, **load)
     try:
         write_manifest(artefact, dataclasses.replace(read_manifest(artefact), policy=row.policy))
         with serve(artefact, logs / "serve.log", limit_s=min(limit_s, READY_LIMIT_S)) as url:

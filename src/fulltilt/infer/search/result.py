@@ -42,6 +42,7 @@ class Live:
     requests_per_s: float
     quantile: float
     limit_s: float
+    samples_per_request: int = 1
     measured_s: float | None = None
     predicted_s: float | None = None
     n_responses: int = 0
