@@ -126,22 +126,27 @@ def test_what_can_never_be_answered_is_told_before_the_load(answer, said):
     assert len(server.bodies) == 1
 
 
+def interrupt_load(server, *words, after, cwd=None):
+    """Send Ctrl-C to a load of ten minutes after some requests → exit code, what it told, what it said."""
+    command = [*LOAD, server.url, "--requests-per-s", "100", "--seconds", "600", *words]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=cwd, env=ENVIRONMENT, **streams)
+    try:
+        while len(server.bodies) < after:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        told, said = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    return process.returncode, told, said
+
+
 def test_what_was_measured_is_told_when_the_load_is_interrupted(tmp_path):
     with StandIn() as server:
-        words = [server.url, "--requests-per-s", "100", "--seconds", "600", "--json", "load.json"]
-        process = subprocess.Popen(
-            [*LOAD, *words], cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        try:
-            while len(server.bodies) < 50:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.05)
-                assert process.poll() is None
-            process.send_signal(signal.SIGINT)
-            told, said = process.communicate(timeout=PATIENCE_S)
-        finally:
-            process.kill()
-    assert process.returncode == 130
+        code, told, said = interrupt_load(server, "--json", "load.json", after=50, cwd=tmp_path)
+    assert code == 130
     assert "; interrupted after" in " ".join(told.split("response")[0].split())
     assert said.splitlines()[-1] == "fulltilt infer: interrupted: what was measured until then is above"
     assert json.loads((tmp_path / "load.json").read_text())["n_requests"] >= 20
@@ -149,15 +154,5 @@ def test_what_was_measured_is_told_when_the_load_is_interrupted(tmp_path):
 
 def test_a_load_that_is_interrupted_before_any_answer_says_that_it_was_interrupted():
     with StandIn(pause_s=lambda number: 0 if number == 0 else 60) as server:  # it answers the probe
-        words = [server.url, "--requests-per-s", "100", "--seconds", "600"]
-        process = subprocess.Popen([*LOAD, *words], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-        try:
-            while len(server.bodies) < 3:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.05)
-                assert process.poll() is None
-            process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=PATIENCE_S)
-        finally:
-            process.kill()
-    assert (process.returncode, said) == (130, "fulltilt infer: interrupted\n")
+        code, _, said = interrupt_load(server, after=3)
+    assert (code, said) == (130, "fulltilt infer: interrupted\n")

@@ -184,7 +184,7 @@ def open_eager(folder: Path, manifest: Manifest, notes: tuple[str, ...] = ()) ->
 
 
 def find_damage(folder: Path, manifest: Manifest, names: Sequence[str]) -> str | None:
-    """Say which of these files is missing or another than the one that was built; None: all are as they were."""
+    """Say which of these files is missing or changed since it was built; None: none is."""
     for name in names:
         path = folder / name
         if not path.is_file():

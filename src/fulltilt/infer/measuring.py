@@ -158,7 +158,7 @@ def open_model(message: Mapping[str, Any], load: Load) -> Requests:
 
 
 def start_meter(device: str) -> Callable[[], tuple[float, float]]:
-    """Begin to watch memory → what returns its peak and its mean in GiB: reserved on a GPU, else of this process.
+    """Begin to watch memory → returns its peak and mean in GiB: of the allocator or the process.
 
     The peak is the allocator's or the kernel's own; the mean is one of readings, which cost 15 µs each.
     """

@@ -41,7 +41,7 @@ LAYERS = (nn.Linear, nn.LSTM, nn.GRU)
 
 
 class Flat(nn.Module):
-    """Calls a model with its inputs one by one, and returns what it says of each sample as one tuple of tensors."""
+    """Calls a model with its inputs one by one, and returns its outputs as a tuple."""
 
     def __init__(self, model: nn.Module, names: Sequence[str], takes_mapping: bool):
         super().__init__()
@@ -311,7 +311,7 @@ def _find_short(samples: Sequence[Sample], specs: Sequence[InputSpec], most: int
 
 
 def _find_bounds(flat: Flat, sample: Sample, specs: Sequence[InputSpec], device: torch.device) -> Iterator[InputSpec]:
-    """Find the rows of an embedding that reads an input as it is: code compiled for threads aborts beyond them."""
+    """Find the rows of an embedding that reads an input: compiled code aborts beyond them."""
     inputs, read = join_samples([sample], specs), list[tuple[Any, int]]()
 
     def note(module: nn.Module, given: Any) -> None:

@@ -1,4 +1,4 @@
-"""Run a request in a process of its own, as the tuner runs a trial, and say what came of it."""
+"""Run a request in its own process, as the tuner runs a trial, and return the result."""
 
 import dataclasses
 import math

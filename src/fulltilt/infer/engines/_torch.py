@@ -34,7 +34,7 @@ def apply_levers(module: nn.Module, plan: Mapping[str, Any], device: torch.devic
 
 
 def open_setup(folder: Path, manifest: Manifest) -> Setup:
-    """Build the model of an artefact with its plan; on the CPU, where the GPU that it was built on is not there."""
+    """Build the model of an artefact with its plan; on the CPU where its GPU is not there."""
     place = manifest.device if torch.cuda.is_available() else "cpu"
     return apply_levers(rebuild_module(folder, manifest), manifest.plan, torch.device(place))
 

@@ -40,7 +40,7 @@ def compute_changed_labels_pct(reference: Sequence[Sample], here: Sequence[Sampl
 
 
 def compute_metric_drop(name: str, fp32: Sequence[float], here: Sequence[float]) -> dict[str, Any]:
-    """Return what ``Accuracy`` has of a metric: that of both, and the interval of what it lost, over pairs of samples.
+    """Return a metric of both models, and the interval of its loss over pairs of samples, for ``Accuracy``.
 
     Where nothing says which way the metric points, any change is a loss.
     """

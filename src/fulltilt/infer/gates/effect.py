@@ -37,7 +37,7 @@ def is_eager(plan: Mapping[str, Any]) -> bool:
 
 
 class _Arm:
-    """Answers all batches in each turn; a block lasts as long as their geometric mean, so that each counts alike."""
+    """Answers all batches in each turn; a block lasts their geometric mean, so each counts alike."""
 
     def __init__(self, answer: Callable[[Sample], Any], batches: Sequence[Sample], clock: Callable[[], float]):
         self._answer, self._batches, self._clock = answer, batches, clock

@@ -24,7 +24,7 @@ class Client:
         self._free = asyncio.Semaphore(MAX_CONNECTIONS)
 
     def send(self, request: bytes) -> Awaitable[tuple[int, int]]:
-        """Send at once where a connection is free → what awaits the status, and how many samples came from a cache.
+        """Send at once where a connection is free → awaits the status, and samples from a cache.
 
         Raises:
             OSError, EOFError, ValueError, asyncio.LimitOverrunError: there was no whole answer.

@@ -96,7 +96,7 @@ class LoadOutcome:
 
 
 class Responses:
-    """Keeps requests in the order they were due, up to the first that is open and may still be in time.
+    """Keeps requests as they were due, up to the first that may still be in time.
 
     Attributes:
         response_s: Seconds from the scheduled arrival; infinite where there was no proper answer.
@@ -164,7 +164,7 @@ def judge_responses(responses: Responses, plan: LoadPlan) -> tuple[Verdict, str 
 
 
 def _blame_generator(responses: Responses, plan: LoadPlan) -> str | None:
-    """Say so where the percentile would be within the limit, or much lower, if requests had been sent when due."""
+    """Say so where requests sent when due would have met the limit, or been much faster."""
     own_s = responses.response_s - responses.generator_late_s
     said_s, own_s = (np.quantile(s, plan.quantile, method="inverted_cdf") for s in (responses.response_s, own_s))
     is_own = own_s <= (plan.limit_s or BLAME * said_s) < said_s
