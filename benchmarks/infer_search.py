@@ -8,6 +8,7 @@ chose take turns.
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +17,9 @@ from benchmarks._infer_tools import Contestant, Searched, compare_in_turns, read
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, Target, build_arm, judge
 from fulltilt.config import config_for_object
+from fulltilt.infer.artefact import read_manifest, write_manifest
 from fulltilt.infer.check import plan_check
+from fulltilt.infer.joining import join_samples, read_samples, write_samples
 from fulltilt.infer.manifest import Policy
 from fulltilt.infer.search.candidates import list_combinations
 from fulltilt.infer.search.result import Candidate
@@ -55,7 +58,7 @@ class Exhaustive(Search):
     def _measure_policies(self, name: str) -> None:
         """Measure all policies of a candidate, eager beside it with its best one, and take the best."""
         row, own = self.candidates[name], self.candidates[self.base].policy
-        policies = self.list_policies(row.plan)
+        policies = self.list_policies()
         stages = [self.order_passes([(self.base, own), (name, policy)]) for policy in policies]
         found: list[Evidence[str]] = [Evidence() for _ in policies]
         for number in range(N_GROUPS):
@@ -81,9 +84,8 @@ def run(context: Context) -> Findings:
 
 def _run_mix(out: Path) -> tuple[Arm, list[Target], list[str]]:
     result, seconds = search("benchmarks._infer_encoder:workload", *LENIENT, "--budget", BUDGET, out=out)
-    chosen, padded = read_chosen(result), Policy(max_batch=NAIVE_BATCH, length_multiple=max(result.lengths))
-    order = {**chosen.order, "policy": encode(padded)}
-    naive = Contestant(Path(result.out_dir) / "artefacts" / "eager-fp32", order)
+    chosen, eager = read_chosen(result), Path(result.out_dir) / "artefacts" / "eager-fp32"
+    naive = Contestant(pad_samples(eager), {**chosen.order, "policy": encode(Policy(max_batch=NAIVE_BATCH))})
     gain, times = compare_in_turns(naive, chosen, n_groups=N_NAIVE)
     arm = build_arm(
         times,
@@ -98,6 +100,17 @@ def _run_mix(out: Path) -> tuple[Arm, list[Target], list[str]]:
         judge("seconds of the search (T3)", seconds, None, at_most=600.0),
     ]
     return arm, targets, [_describe(row) for row in result.candidates if row.gain or row.reason]
+
+
+def pad_samples(artefact: Path) -> Path:
+    """Copy an artefact, all of its samples padded to the longest → the copy."""
+    padded = artefact.with_name(f"{artefact.name}-padded")
+    shutil.copytree(artefact, padded)
+    manifest, samples = read_manifest(padded), read_samples(padded)
+    joined = zip(*join_samples(samples, manifest.inputs), strict=True)
+    write_samples(padded, [*joined])
+    write_manifest(padded, manifest)
+    return padded
 
 
 def _describe(row: Candidate) -> str:

@@ -55,7 +55,7 @@ class Artefact:
         if self.manifest.joins != "pad" and len(samples) > 1:
             return [self.answer([sample])[0] for sample in samples]
         lengths = [read_length(sample, self.manifest.inputs) for sample in samples]
-        outputs = self.run(join_samples(samples, self.manifest.inputs, self.manifest.policy.length_multiple))
+        outputs = self.run(join_samples(samples, self.manifest.inputs))
         return split_outputs(outputs, lengths, self.manifest.outputs_vary)
 
     def list_shapes(self, sizes: Sequence[int] = (1, 3, 8)) -> list[Sample]:
@@ -136,7 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = loads(Manifest, (folder / MANIFEST).read_bytes())
         policy, dtypes = manifest.policy, [np.dtype(spec.dtype) for spec in manifest.inputs]
-        numbers = len(dtypes), policy.max_batch, policy.max_tokens or 1, policy.length_multiple
+        numbers = len(dtypes), policy.max_batch, policy.max_tokens or 1
         if "engine" not in manifest.plan or min(numbers) < 1:
             raise ValueError(f"it names no engine, no input, or a number below 1: {policy}")
         return manifest

@@ -24,11 +24,10 @@ def read_length(sample: Sample, inputs: Sequence[InputSpec]) -> int:
     return max((array.shape[0] for array, spec in zip(sample, inputs, strict=True) if spec.varies), default=1)
 
 
-def join_samples(samples: Sequence[Sample], inputs: Sequence[InputSpec], length_multiple: int = 1) -> Sample:
+def join_samples(samples: Sequence[Sample], inputs: Sequence[InputSpec]) -> Sample:
     """Stack samples with the batch first. Inputs that vary are padded to the longest, to 2 at least."""
     longest = max(MIN_LENGTH, *(read_length(sample, inputs) for sample in samples))
-    padded = -(-longest // length_multiple) * length_multiple
-    return tuple(_stack([sample[i] for sample in samples], spec, padded) for i, spec in enumerate(inputs))
+    return tuple(_stack([sample[i] for sample in samples], spec, longest) for i, spec in enumerate(inputs))
 
 
 def split_outputs(outputs: Sample, lengths: Sequence[int], outputs_vary: Sequence[bool]) -> list[Sample]:

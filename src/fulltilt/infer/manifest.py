@@ -33,13 +33,11 @@ class Policy:
     """How waiting requests are put together, whenever the model is free.
 
     Attributes:
-        max_tokens: Samples times the longest length of a batch, padding included; None: no bound.
-        length_multiple: Lengths are padded up to a multiple of this, so that few shapes occur.
+        max_tokens: Samples times the longest length of a batch; None: no bound.
     """
 
     max_batch: int = 1
     max_tokens: int | None = None
-    length_multiple: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

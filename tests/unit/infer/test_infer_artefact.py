@@ -155,7 +155,6 @@ def test_samples_without_inputs_are_none(tmp_path):
         {"plan": {}},
         {"inputs": []},
         {"inputs": [{"name": "x", "dtype": "banana", "shape": [None]}]},
-        {"policy": {"length_multiple": 0}},
         {"policy": {"max_batch": -1}},
         {"policy": {"max_tokens": -1}},
         {"policy": 3},

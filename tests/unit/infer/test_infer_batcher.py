@@ -30,21 +30,16 @@ def test_padded_elements_bound_a_batch_and_the_oldest_goes_alone_where_it_is_bey
     assert choose([100, 5], max_batch=9, max_tokens=30) == [0]
 
 
-def test_lengths_count_as_they_are_padded():
-    assert choose([5, 5, 5, 5], max_batch=9, max_tokens=24, length_multiple=8) == [0, 1, 2]
-
-
 @given(
     st.lists(st.integers(1, 200), min_size=1, max_size=40),
     st.integers(1, 16),
     st.none() | st.integers(1, 2000),
-    st.sampled_from([1, 8, 64]),
 )
-def test_a_batch_keeps_the_policy_and_nobody_who_fits_is_left_out(lengths, max_batch, max_tokens, multiple):
+def test_a_batch_keeps_the_policy_and_nobody_who_fits_is_left_out(lengths, max_batch, max_tokens):
     def cost(places):
-        return len(places) * (-(-max(lengths[place] for place in places) // multiple) * multiple)
+        return len(places) * max(lengths[place] for place in places)
 
-    chosen = choose(lengths, max_batch=max_batch, max_tokens=max_tokens, length_multiple=multiple)
+    chosen = choose(lengths, max_batch=max_batch, max_tokens=max_tokens)
     assert chosen[0] == 0
     assert len(set(chosen)) == len(chosen) <= max_batch
     limit = math.inf if max_tokens is None else max_tokens

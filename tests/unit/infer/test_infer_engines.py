@@ -1,16 +1,23 @@
 """Every engine answers as eager does, for batches and lengths it was not built with, and builds nothing anew."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from tests.unit.levers.test_levers_cuda_graphs import record_nothing
 from torch import nn
 
 from fulltilt.config import config_from_values, inference_plan_of
-from fulltilt.infer.artefact import build_artefact, open_artefact
+from fulltilt.infer.artefact import Artefact, build_artefact, open_artefact
 from fulltilt.infer.building import judge_candidate, measure_accuracy
+from fulltilt.infer.engines import find_engine
+from fulltilt.infer.engines._torch import N_RECORDED, TorchRunner
 from fulltilt.infer.gates.effect import judge_effect
 from fulltilt.infer.model import build_inference_model
 from fulltilt.levers import Facts
 from fulltilt.levers.compile import CompiledGraphs
+from fulltilt.levers.inference.cuda_graphs import Recorded
 
 pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "FutureWarning")]
 """Of what torch's compilers do themselves."""
@@ -88,19 +95,47 @@ def test_no_op_6_graphs_that_are_built_anew_at_every_shape_are_counted():
     assert "3 graphs were compiled or recorded anew within the declared shapes" in failure
 
 
+def test_batches_are_filled_up_to_shapes_that_were_recorded_before_the_first_answer(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(Recorded, "_record", record_nothing)
+    manifest = build_artefact(model, inference_plan_of(model.config), tmp_path)
+    eager = open_artefact(tmp_path)
+    graphs = replace(manifest, plan={**manifest.plan, "cuda_graphs": True})
+    filled = Artefact(tmp_path, graphs, find_engine("eager").load(tmp_path, graphs))
+    before = filled.run.count_graphs()[0]
+    for samples in (eager.samples[:1], eager.samples[:3], eager.samples[:N_RECORDED]):
+        for one, other in zip(filled.answer(samples), eager.answer(samples), strict=True):
+            for mine, theirs in zip(one, other, strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert filled.run.count_graphs()[0] == before >= 4
+
+
+def test_the_precision_of_products_is_the_artefacts_own_though_another_was_opened_since(model, tmp_path):
+    manifest = build_artefact(model, inference_plan_of(model.config), tmp_path)
+    seen = []
+
+    def forward(*inputs):
+        seen.append(torch.get_float32_matmul_precision())
+        return inputs
+
+    tf32 = TorchRunner(forward, model.device, replace(manifest, plan={**manifest.plan, "precision": "tf32"}))
+    fp32 = TorchRunner(forward, model.device, manifest)
+    for runner in (tf32, fp32, tf32, fp32):
+        runner((np.zeros((1, 2)),))
+    assert seen == ["high", "highest"] * 2
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_cuda_graphs_are_recorded_once_a_shape(tmp_path):
+@pytest.mark.parametrize("engine", ["eager", "compile"])
+def test_cuda_graphs_are_recorded_before_the_first_answer_which_is_that_of_eager_mode(tmp_path, engine):
     values = {"task": "tests.unit.infer.small_encoder:workload", "run": {"device": "cuda"}}
     model = build_inference_model(config_from_values(values, base_dir=""), device="cuda")
-    plan = inference_plan_of(model.config).replace(engine="compile", cuda_graphs=True)
+    plan = inference_plan_of(model.config).replace(engine=engine, cuda_graphs=True)
     build_artefact(model, plan, tmp_path)
     opened = open_artefact(tmp_path)
-    shapes = opened.list_shapes((1, 2))
-    for _ in range(3):
-        for inputs in shapes:
-            opened.run(inputs)
     recorded = opened.run.count_graphs()[0]
-    for inputs in shapes:
-        opened.run(inputs)
+    assert recorded >= 4
+    for samples in (opened.samples[:1], opened.samples[:3], opened.samples[:N_RECORDED]):
+        for mine, eager in zip(opened.answer(samples), model.answer(samples), strict=True):
+            np.testing.assert_allclose(mine[0], eager[0], rtol=1e-3, atol=1e-4)
     assert opened.run.count_graphs()[0] == recorded

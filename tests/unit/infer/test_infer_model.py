@@ -148,10 +148,10 @@ def test_what_no_artefact_can_hold_is_refused_with_the_reason():
         open_model(f"{__name__}:broken")
 
 
-def test_padding_is_to_a_multiple_and_to_two_at_least():
+def test_padding_is_to_the_longest_and_to_two_at_least():
     specs = (InputSpec(name="x", dtype="int64", shape=(None, 2), pad=5),)
     one, three = (np.ones((1, 2), np.int64),), (np.ones((3, 2), np.int64),)
     assert join_samples([one], specs)[0].tolist() == [[[1, 1], [5, 5]]]
-    assert join_samples([one, three], specs, length_multiple=4)[0].shape == (2, 4, 2)
+    assert join_samples([one, three], specs)[0].shape == (2, 3, 2)
     outputs = (np.arange(8).reshape(2, 4), np.arange(2))
     assert [a.tolist() for a, _ in split_outputs(outputs, [1, 3], (True, False))] == [[0], [4, 5, 6]]

@@ -166,7 +166,7 @@ def test_capacity_is_where_the_limit_is_reached():
 def test_samples_of_like_length_together_need_less_time():
     service = build_surface().build_service()
     by_length = estimate_offline_samples_per_s(LENGTHS, Policy(max_batch=16), service)
-    padded = estimate_offline_samples_per_s(LENGTHS, Policy(max_batch=16, length_multiple=128), service)
+    padded = estimate_offline_samples_per_s([128] * len(LENGTHS), Policy(max_batch=16), service)
     assert by_length > 2 * padded
 
 
@@ -181,7 +181,7 @@ PLAN = Plan(engine="eager", quantization="none", precision="fp32", threads=None)
 def test_batches_are_large_only_where_that_gains_something(seconds, largest):
     lengths, surface = (1,) * 64, build_surface(seconds, batches=(1, 8, 64), lengths=(1,))
     service = surface.build_service()
-    best = choose_policy(list_policies(lengths, PLAN), service, lengths, Goal(), draw_arrivals((1,), 1))
+    best = choose_policy(list_policies(lengths), service, lengths, Goal(), draw_arrivals((1,), 1))
     assert best.policy == Policy(max_batch=largest)
 
 
@@ -189,7 +189,7 @@ def test_a_limit_for_a_batch_bounds_the_policy():
     lengths, surface = (1,) * 64, build_surface(lambda b, n: 0.02 + 0.001 * b, (1, 8, 64), (1,))
     service = surface.build_service()
     goal = Goal(batch_limit_s=0.03)
-    best = choose_policy(list_policies(lengths, PLAN), service, lengths, goal, draw_arrivals((1,), 1))
+    best = choose_policy(list_policies(lengths), service, lengths, goal, draw_arrivals((1,), 1))
     assert best.policy.max_batch == 8
 
 
@@ -197,7 +197,7 @@ def test_with_a_target_for_the_response_the_rate_within_it_decides():
     lengths, surface = (1,) * 64, build_surface(lambda b, n: 0.02 + 0.001 * b, (1, 8, 64), (1,))
     service = surface.build_service()
     goal = Goal(requests_per_s=20, quantile=0.99, limit_s=0.06)
-    best = choose_policy(list_policies(lengths, PLAN), service, lengths, goal, draw_arrivals((1,), 1))
+    best = choose_policy(list_policies(lengths), service, lengths, goal, draw_arrivals((1,), 1))
     assert best.response_s <= 0.06
     assert best.capacity_requests_per_s < best.samples_per_s
     assert best.policy.max_batch > 1
@@ -219,11 +219,8 @@ def test_the_strictest_percentile_of_the_response_is_the_goal(targets, found):
 
 
 def test_policies_bound_padded_elements_only_where_that_binds():
-    for policy in list_policies(LENGTHS, PLAN):
+    for policy in list_policies(LENGTHS):
         assert policy.max_tokens is None or policy.max_batch * max(LENGTHS) > policy.max_tokens
-        assert policy.length_multiple == 1
-    graphs = list_policies(LENGTHS, PLAN.replace(cuda_graphs=True))
-    assert {policy.length_multiple for policy in graphs} == {max(LENGTHS) // 8}, "each shape is recorded"
 
 
 def build_lever(name, values, *, obstacle=lambda value, plan, facts: None):

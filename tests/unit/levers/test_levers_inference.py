@@ -39,7 +39,7 @@ DEFAULTS = {name: lever.default for name, lever in load_inference_catalogue().it
         ({"attention": "flash"}, GPU, "set precision bf16"),
         ({"attention": "math", "engine": "onnx"}, CPU, "its own attention"),
         ({"cuda_graphs": True}, CPU, "NVIDIA GPUs only"),
-        ({"cuda_graphs": True}, GPU, "set engine compile"),
+        ({"cuda_graphs": True, "engine": "aot"}, GPU, "set engine compile"),
         ({"engine": "onnx", "precision": "bf16"}, CPU, "use engine aot for bf16"),
         ({"precision": "tf32"}, CPU, "compute capability 8.0"),
         ({"threads": 4097}, CPU, "at most 4,096"),

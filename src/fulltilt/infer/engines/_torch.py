@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,13 @@ from fulltilt.config import config_from_values
 from fulltilt.engine.build.assemble import build_workload
 from fulltilt.errors import PlanObstacleError
 from fulltilt.infer.engines import WEIGHTS, Runner
-from fulltilt.infer.joining import Sample, join_samples, read_length
+from fulltilt.infer.joining import Sample, join_samples, read_length, read_samples
 from fulltilt.infer.manifest import Manifest
 from fulltilt.infer.model import Flat, InferenceModel, build_model
 from fulltilt.levers import Setup, load_inference_catalogue
+from fulltilt.levers.inference.cuda_graphs import MULTIPLE, Recorded
+
+N_RECORDED = 8  # samples of a batch, at least, whose shapes are recorded before it answers
 
 
 def apply_levers(module: nn.Module, plan: Mapping[str, Any], device: torch.device) -> Setup:
@@ -64,16 +67,36 @@ def plan_export(model: InferenceModel) -> tuple[tuple[Tensor, ...], dict[str, An
 
 
 class TorchRunner(Runner):
-    """Calls a function of tensors on a device."""
+    """Calls a function of tensors on a device, by recorded graphs where the plan has them."""
 
-    def __init__(self, forward: Callable[..., tuple[Tensor, ...]], device: torch.device):
-        self.forward, self._device = forward, device
+    def __init__(self, forward: Callable[..., tuple[Tensor, ...]], device: torch.device, manifest: Manifest):
+        self.forward, self._device, self._manifest, self._recorded = forward, device, manifest, None
+        self._matmul = "high" if manifest.plan["precision"] == "tf32" else "highest"
+        if manifest.plan["cuda_graphs"]:
+            pads = [spec.pad if spec.varies else None for spec in manifest.inputs]
+            multiple = MULTIPLE if manifest.joins == "pad" else 1
+            self._recorded = Recorded(forward, pads, manifest.max_length or 1, multiple)
 
     def __call__(self, inputs: Sample) -> Sample:
-        own = (array if array.flags.writeable else array.copy() for array in inputs)  # torch warns of a request's bytes
+        torch.set_float32_matmul_precision(self._matmul)  # of the process, in which another artefact may be open
         with torch.no_grad():
-            outputs = self.forward(*(torch.from_numpy(array).to(self._device, non_blocking=True) for array in own))
+            outputs = (self._recorded or self.forward)(*self._send(inputs))
         return tuple(tensor.cpu().numpy() for tensor in outputs)
+
+    def record(self, folder: Path) -> Self:
+        """Record the graphs of all shapes that requests will have, where the plan has them and samples join."""
+        if self._recorded and self._manifest.joins == "pad":
+            sample = join_samples(read_samples(folder)[:1], self._manifest.inputs)
+            with torch.no_grad():
+                self._recorded.record(max(N_RECORDED, self._manifest.policy.max_batch), *self._send(sample))
+        return self
+
+    def _send(self, inputs: Sample) -> list[Tensor]:
+        own = (array if array.flags.writeable else array.copy() for array in inputs)  # torch warns of a request's bytes
+        return [torch.from_numpy(array).to(self._device, non_blocking=True) for array in own]
+
+    def count_graphs(self) -> tuple[int, int | None]:
+        return len(self._recorded.known) if self._recorded else 0, None
 
     def list_operators(self, inputs: Sample) -> tuple[str, ...]:
         with torch.profiler.profile() as seen:

@@ -28,4 +28,4 @@ def load(folder: Path, manifest: Manifest) -> TorchRunner:
     device = torch.device(manifest.device)
     load_inference_catalogue()["threads"].apply(Setup(device=device), manifest.plan["threads"])
     package = torch._inductor.aoti_load_package(str(folder / FILE))
-    return TorchRunner(lambda *inputs: tuple(package(*inputs)), device)
+    return TorchRunner(lambda *inputs: tuple(package(*inputs)), device, manifest)

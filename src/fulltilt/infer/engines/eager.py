@@ -9,4 +9,4 @@ from fulltilt.infer.manifest import Manifest
 def load(folder: Path, manifest: Manifest) -> TorchRunner:
     setup = open_setup(folder, manifest)
     assert setup.model is not None
-    return TorchRunner(setup.model, setup.device)
+    return TorchRunner(setup.model, setup.device, manifest).record(folder)

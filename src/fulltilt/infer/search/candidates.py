@@ -10,8 +10,11 @@ from fulltilt.records import Plan
 STRUCTURE = ("engine", "quantization", "precision")
 """Levers whose values are tried in all combinations; of the others, each by itself on the best of those."""
 
-PRIOR = (("onnx", "int8"), ("onnx", "none"), ("eager", "int8"), ("aot", "none"), ("compile", "none"))
-"""Which (engine, quantization) is tried first: what was fastest most often, and builds fast."""
+PRIOR = (
+    "onnx int8 fp32", "onnx none fp32", "eager int8 fp32", "eager none bf16", "compile none bf16", "aot none bf16",
+    "aot none fp32", "compile none fp32",
+)  # fmt: skip
+"""Which engine, quantization and precision is tried first: what was fastest most often, and builds fast."""
 
 
 def build_baseline(catalogue: Mapping[str, Lever], own: Mapping[str, Any]) -> Plan:
@@ -62,5 +65,5 @@ def _list_values(lever: Lever, facts: Facts) -> Sequence[Any]:
 
 
 def _rank(plan: Plan) -> tuple[int, str]:
-    key = (plan["engine"], plan["quantization"])
-    return (PRIOR.index(key) if key in PRIOR and plan["precision"] == "fp32" else len(PRIOR), plan.key)
+    key = " ".join(plan[name] for name in STRUCTURE)
+    return (PRIOR.index(key) if key in PRIOR else len(PRIOR), plan.key)

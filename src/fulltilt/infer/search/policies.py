@@ -14,7 +14,6 @@ from fulltilt.infer.search.simulate import (
     estimate_offline_samples_per_s,
     simulate_responses_s,
 )
-from fulltilt.records import Plan
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS_OF_LONGEST = (2, 4, 8, 16)  # bounds of a batch's padded elements, in samples of the longest length
@@ -53,14 +52,13 @@ class Rated(NamedTuple):
     capacity_requests_per_s: float | None = None
 
 
-def list_policies(lengths: Sequence[int], plan: Plan) -> list[Policy]:
-    """List policies, simpler ones first. Lengths are rounded up only where each shape is recorded anew."""
+def list_policies(lengths: Sequence[int]) -> list[Policy]:
+    """List policies, simpler ones first."""
     longest = max(lengths)
     if min(lengths) == longest:
         return [Policy(max_batch=batch) for batch in BATCHES]
-    multiple = max(1, longest // 8) if plan.get("cuda_graphs") else 1
     return [
-        Policy(max_batch=batch, max_tokens=tokens, length_multiple=multiple)
+        Policy(max_batch=batch, max_tokens=tokens)
         for batch in BATCHES
         for tokens in (None, *(longest * n for n in TOKENS_OF_LONGEST if n < batch))
     ]

@@ -190,15 +190,15 @@ class Search:
         row, points = self.candidates[name], self._list_points(name)
         seconds = [batch / self.estimate_rate(self._surface[length, batch], name) for length, batch in points]
         row.surface = Surface(points=tuple(points), seconds=tuple(seconds))
-        service, policies = row.surface.build_service(), self.list_policies(row.plan)
+        service, policies = row.surface.build_service(), self.list_policies()
         found = choose_policy(policies, service, self.lengths, self.goal, self.arrivals)
         row.policy, row.samples_per_s, row.response_s, row.capacity_requests_per_s = found
 
     def _list_points(self, name: str) -> list[Point]:
         return sorted(point for point, evidence in self._surface.items() if evidence.count_groups([name]))
 
-    def list_policies(self, plan: Plan) -> list[Policy]:
-        return [Policy()] if self.are_alone else list_policies(self.lengths, plan)
+    def list_policies(self) -> list[Policy]:
+        return [Policy()] if self.are_alone else list_policies(self.lengths)
 
     def estimate_rate(self, evidence: Evidence[str], name: str) -> float:
         """Estimate a rate as eager's times what the candidate is faster: so a slow minute of the machine cancels."""

@@ -137,7 +137,8 @@ def simulate_responses_s(
         if now_s - due_s[waiting[0].request] > give_up_s:
             return []
         batch, waiting = take_batch(waiting, policy)
-        now_s += estimate_batch_s(batch, policy, service) + service.sample_s * len(batch)
+        longest = max(sample.length for sample in batch)
+        now_s += service.estimate_s(len(batch), longest) + service.sample_s * len(batch)
         for sample in batch:
             left[sample.request] -= 1
             if not left[sample.request]:
@@ -152,11 +153,6 @@ def take_batch(waiting: list[Sample], policy: Policy) -> tuple[list[Sample], lis
     return [waiting[i] for i in chosen], [sample for i, sample in enumerate(waiting) if i not in taken]
 
 
-def estimate_batch_s(batch: Sequence[Sample], policy: Policy, service: Service) -> float:
-    longest = max(sample.length for sample in batch)
-    return service.estimate_s(len(batch), -(-longest // policy.length_multiple) * policy.length_multiple)
-
-
 def compute_quantile_s(responses_s: Sequence[float], quantile: float) -> float:
     """Compute a percentile of the responses; infinite where there are none."""
     return float(np.quantile(responses_s, quantile, method="inverted_cdf")) if responses_s else math.inf
@@ -167,5 +163,5 @@ def estimate_offline_samples_per_s(values: Sequence[int], policy: Policy, servic
     waiting, seconds = [Sample(length, 0) for length in values], 0.0
     while waiting:
         batch, waiting = take_batch(waiting, policy)
-        seconds += estimate_batch_s(batch, policy, service)
+        seconds += service.estimate_s(len(batch), max(sample.length for sample in batch))
     return len(values) / seconds

@@ -18,18 +18,17 @@ class HasLength(Protocol):
 def choose_batch(waiting: Sequence[HasLength], policy: Policy) -> list[int]:
     """Choose a batch from waiting samples → their places in line, the oldest always among them.
 
-    Those nearest in length join it, while samples times the longest padded length stay within the policy's limits.
+    Those nearest in length join it, while samples times the longest length stay within the policy's limits.
     """
     if policy.max_batch == 1:
         return [0]
-    most, multiple, oldest = policy.max_tokens or math.inf, policy.length_multiple, waiting[0].length
-    padded = [-(-each.length // multiple) * multiple for each in itertools.islice(waiting, LOOK_AHEAD)]
-    longest, chosen = padded[0], [0]
-    for place in sorted(range(1, len(padded)), key=lambda place: abs(waiting[place].length - oldest)):
+    most, lengths = policy.max_tokens or math.inf, [each.length for each in itertools.islice(waiting, LOOK_AHEAD)]
+    longest, chosen = lengths[0], [0]
+    for place in sorted(range(1, len(lengths)), key=lambda place: abs(lengths[place] - lengths[0])):
         n_samples = len(chosen) + 1
         if n_samples > policy.max_batch or n_samples * longest > most:
             break
-        if n_samples * (longer := max(longest, padded[place])) <= most:
+        if n_samples * (longer := max(longest, lengths[place])) <= most:
             chosen.append(place)
             longest = longer
     return chosen
