@@ -59,6 +59,7 @@ GPU_ENGINES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 GPU_QUICK = (EAGER, "eager bf16, graphs")
 MIN_SQNR_DB, BLOCK_S, N_ROUNDS, N_STARTS = 25.0, 0.1, 16, 7
+GPU_ROUNDS = 10
 Ratios = dict[str, dict[str, list[float]]]
 """Shape → engine → times as fast as eager, one figure a round."""
 
@@ -72,7 +73,7 @@ def run(context: Context) -> Findings:
     speeds: dict[str, Ratios] = {}
     sqnr_db: dict[tuple[str, str], float] = {}
     with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as scratch:
-        for size in SIZES[: 1 if context.quick else None]:
+        for size in SIZES[: 1 if context.quick or on_gpu else None]:
             folders = {name: Path(scratch) / f"{size}-{name.replace(' ', '-')}" for name in names}
             jobs = {
                 name: {"size": size, "plan": engines[name], "folder": str(folder), "device": context.device}
@@ -138,7 +139,7 @@ def measure(folders: Mapping[str, str], shapes: Mapping[str, tuple[int, int]], q
 
         for name in runners:
             run_block(name)
-        rounds = run_rounds(list(runners), run_block, n_rounds=2 if quick else N_ROUNDS)
+        rounds = run_rounds(list(runners), run_block, n_rounds=2 if quick else GPU_ROUNDS if on_gpu else N_ROUNDS)
         found[shape] = {name: compute_geometric_ratios(rounds, EAGER, name) for name in runners}
     return found
 

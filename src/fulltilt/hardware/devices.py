@@ -116,7 +116,7 @@ def resolve_device(
         raise DeviceError(f"device {name} is not there: {absence}; use --device cpu")
     if index >= len(visible):
         there = ", ".join(f"cuda:{i} ({device.name})" for i, device in enumerate(visible))
-        raise DeviceError(f"device {name} is not there; there is {there}")
+        raise DeviceError(f"device {name} is not there; there is {there}; set run.device to that")
     return f"cuda:{index}"
 
 

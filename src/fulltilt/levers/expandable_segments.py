@@ -15,7 +15,7 @@ def _apply(setup: Setup, value: bool) -> None:
         return
     import torch
 
-    settings = torch._C._accelerator_getAllocatorSettings()
+    settings = read_settings()
     if is_expandable(settings) == value:
         return
     others = [part for part in settings.split(",") if part and part.partition(":")[0] != NAME]
@@ -25,6 +25,15 @@ def _apply(setup: Setup, value: bool) -> None:
             f"{NAME}=False: the environment has it on (PYTORCH_ALLOC_CONF) and the run goes without it; set "
             f"speed.{NAME} to true to keep it"
         )
+
+
+def read_settings() -> str:
+    """Read the allocator's settings; torch before 2.12 tells them in a snapshot only."""
+    import torch
+
+    if hasattr(torch._C, "_accelerator_getAllocatorSettings"):
+        return torch._C._accelerator_getAllocatorSettings()
+    return torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
 
 
 def is_expandable(settings: str) -> bool:
@@ -39,7 +48,7 @@ def _observe(setup: Setup) -> bool:
         return False
     import torch
 
-    if not is_expandable(torch._C._accelerator_getAllocatorSettings()):
+    if not is_expandable(read_settings()):
         return False
     segments = torch.cuda.memory_snapshot()
     return not segments or any(segment.get("is_expandable") for segment in segments)

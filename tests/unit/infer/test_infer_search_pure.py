@@ -170,7 +170,7 @@ def test_samples_of_like_length_together_need_less_time():
     assert by_length > 2 * padded
 
 
-PLAN = Plan(engine="eager", quantization="none", precision="fp32", threads=None)
+PLAN = Plan(engine="eager", quantization="none", precision="fp32", cuda_graphs=False, threads=None)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +244,7 @@ CATALOGUE = {
     "engine": build_lever("engine", ("eager", "aot", "onnx"), obstacle=refuse_aot),
     "quantization": build_lever("quantization", ("none", "int8")),
     "precision": build_lever("precision", ("fp32",)),
+    "cuda_graphs": build_lever("cuda_graphs", (False,)),
     "threads": build_lever("threads", (None, 1)),
 }
 FACTS = Facts(device_type="cpu")

@@ -40,9 +40,9 @@ def test_what_has_no_limit_is_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_cuda_refuses_past_the_limit_and_serves_below_it():
     try:
-        apply_memory_limit("cuda", GIB)
+        apply_memory_limit("cuda:0", GIB)
         torch.ones(GIB // 8, device="cuda")
         with pytest.raises(torch.OutOfMemoryError):
             torch.ones(GIB // 2, device="cuda")
     finally:
-        apply_memory_limit("cuda", torch.cuda.get_device_properties("cuda").total_memory)
+        apply_memory_limit("cuda:0", torch.cuda.get_device_properties("cuda").total_memory)

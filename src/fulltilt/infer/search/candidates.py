@@ -7,12 +7,13 @@ from typing import Any
 from fulltilt.levers import Facts, Lever, find_obstacles
 from fulltilt.records import Plan
 
-STRUCTURE = ("engine", "quantization", "precision")
+NAMED = ("engine", "quantization", "precision")
+STRUCTURE = (*NAMED, "cuda_graphs")
 """Levers whose values are tried in all combinations; of the others, each by itself on the best of those."""
 
 PRIOR = (
-    "onnx int8 fp32", "onnx none fp32", "eager int8 fp32", "eager none bf16", "compile none bf16", "aot none bf16",
-    "aot none fp32", "compile none fp32",
+    "onnx int8 fp32", "onnx none fp32", "eager int8 fp32", "eager none bf16 graphs", "compile none bf16 graphs",
+    "eager none fp16 graphs", "compile none bf16", "aot none bf16", "aot none fp32", "compile none fp32",
 )  # fmt: skip
 """Which engine, quantization and precision is tried first: what was fastest most often, and builds fast."""
 
@@ -51,7 +52,7 @@ def name_plan(plan: Plan, baseline: Plan) -> str:
     numbers = [each for each in (plan["quantization"], plan["precision"]) if each not in ("none", "fp32")] or ["fp32"]
     words = [" ".join([plan["engine"], *numbers]).replace("_", " ")]
     for name, value in plan.items():
-        if name in STRUCTURE or value == baseline[name]:
+        if name in NAMED or value == baseline[name]:
             continue
         if name == "threads":
             words.append("all threads" if value is None else f"{value} thread{'s' * (value != 1)}")
@@ -64,6 +65,7 @@ def _list_values(lever: Lever, facts: Facts) -> Sequence[Any]:
     return tuple(dict.fromkeys((lever.default, *lever.candidates(facts))))
 
 
-def _rank(plan: Plan) -> tuple[int, str]:
-    key = " ".join(plan[name] for name in STRUCTURE)
-    return (PRIOR.index(key) if key in PRIOR else len(PRIOR), plan.key)
+def _rank(plan: Plan) -> tuple[Any, ...]:
+    key = " ".join(plan[name] for name in NAMED) + " graphs" * plan["cuda_graphs"]
+    known = PRIOR.index(key) if key in PRIOR else len(PRIOR)
+    return known, plan["quantization"] != "none", plan["engine"] != "eager", plan.key
