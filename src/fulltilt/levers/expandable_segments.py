@@ -1,5 +1,7 @@
 """expandable_segments: the CUDA allocator grows its segments instead of adding new ones."""
 
+from typing import Any
+
 from fulltilt.levers._spec import Lever, Setup
 
 NAME = "expandable_segments"
@@ -33,7 +35,8 @@ def read_settings() -> str:
 
     if hasattr(torch._C, "_accelerator_getAllocatorSettings"):
         return torch._C._accelerator_getAllocatorSettings()
-    return torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
+    snapshot: Any = torch.cuda.memory._snapshot()
+    return snapshot["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
 
 
 def is_expandable(settings: str) -> bool:
