@@ -20,6 +20,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 from typing import Any, NoReturn
 
 from fulltilt.hardware import proctree
@@ -71,7 +72,7 @@ def main() -> None:
         raise
     gc.freeze()  # what is loaded now stays shared with every trial
     _say(control, say="ready", scratch_home=_choose_scratch_home())
-    _Server(control, wakeup).serve()
+    _Server(control, wakeup, writer).serve()
 
 
 def _import_modules(names: tuple[str, ...] | list[str]) -> None:
@@ -95,8 +96,8 @@ def _import_modules(names: tuple[str, ...] | list[str]) -> None:
 class _Server:
     """Forks trials at request, and tells the end of each."""
 
-    def __init__(self, control: socket.socket, wakeup: int):
-        self._control, self._wakeup = control, wakeup
+    def __init__(self, control: socket.socket, wakeup: int, writer: int):
+        self._control, self._wakeup, self._writer = control, wakeup, writer
         self._trials: dict[int, str] = {}  # process → its folder for temporary files
         self._ended: dict[int, int] = {}  # child that has ended → its status
 
@@ -166,7 +167,7 @@ class _Server:
         code = 1
         try:
             os.setsid()
-            writer = signal.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(-1)  # asyncio has done that already, from Python 3.12 on, where torch loads it
             for number in (signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -175,7 +176,7 @@ class _Server:
                 os._exit(1)
             self._control.close()
             os.close(self._wakeup)
-            os.close(writer)
+            os.close(self._writer)
             request, link, log = descriptors
             null = os.open(os.devnull, os.O_RDONLY)
             for standard, file in enumerate((null, log, log)):
@@ -186,6 +187,8 @@ class _Server:
 
             code = trial.serve_request(request, link, scratch=message["scratch"], body=message["body"])
             atexit._run_exitfuncs()  # as ``sys.exit`` would: temporary folders of user code go with it
+        except BaseException:
+            traceback.print_exc()  # else nobody would hear of it
         finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
