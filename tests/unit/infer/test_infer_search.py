@@ -37,9 +37,11 @@ class MadeUpBench:
     takes ``slowing`` times as long as the last one of its kind.
     """
 
-    def __init__(self, folder, *, lengths=(1,) * 32, build_s=5.0, noise=0.01, faults=(), slowing=1.0, accept_s=25.0):
+    def __init__(
+        self, folder, *, lengths=(1,) * 32, build_s=5.0, noise=0.01, faults=(), slowing=1.0, accept_s=25.0, open_s=1.0
+    ):
         self.lengths, self.build_s, self.noise, self.faults = lengths, build_s, noise, dict(faults)
-        self.slowing, self.accept_s, self.now_s = slowing, accept_s, 0.0
+        self.slowing, self.accept_s, self.open_s, self.now_s = slowing, accept_s, open_s, 0.0
         self.asked, self.rng = [], random.Random(3)
         self.journal = Journal(folder, clock=lambda: self.now_s)
 
@@ -68,8 +70,9 @@ class MadeUpBench:
 
     def measure(self, question, stages, seconds, **time_s):
         arms = [*stages[0]]
-        took_s = len(arms) + len(stages) * seconds * 2 * len(arms)
-        group = Group(open_s=float(len(arms)), seconds=took_s, **self._describe(arms, stages))
+        open_s = self.open_s * len(arms)
+        took_s = open_s + len(stages) * seconds * 2 * len(arms)
+        group = Group(open_s=open_s, seconds=took_s, **self._describe(arms, stages))
         for name in arms:
             if self.faults.get(name) == "arm":
                 group = Group(failed=(name, "failed", "it crashed"))
@@ -158,6 +161,13 @@ def test_a_small_budget_leaves_candidates_untried_and_still_ends_with_an_answer(
     found = search(MadeUpBench(tmp_path, build_s=20.0), budget_s=100.0)
     assert found.candidates["eager int8"].status == "untried"
     assert found.candidates["eager int8"].reason == "the budget was over before it was built"
+    assert max(found.offered, key=lambda row: row.samples_per_s).name.startswith("onnx int8")
+
+
+@pytest.mark.parametrize(("open_s", "budget_s"), [(1.0, 120.0), (1.0, 150.0), (8.0, 120.0)])
+def test_time_for_one_proof_is_kept_where_the_budget_is_small(tmp_path, open_s, budget_s):
+    """On a GPU a process needs 8 s before it answers."""
+    found = search(MadeUpBench(tmp_path, build_s=12.0, open_s=open_s), budget_s=budget_s)
     assert max(found.offered, key=lambda row: row.samples_per_s).name.startswith("onnx int8")
 
 

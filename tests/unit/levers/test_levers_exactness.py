@@ -6,6 +6,7 @@ Losses and weights of a small network (convolutions, BatchNorm, dropout) after t
 
 import dataclasses
 import functools
+import gc
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,9 @@ CASES = {
 def train(case: Case, dataset: Any = Images, **plan: Any) -> tuple[list[float], torch.Tensor]:
     """Losses of two epochs, and everything in the state dict at their end, in one row."""
     losses = []
+    if case.device == "cuda":  # what an earlier run left would serve this one
+        gc.collect()
+        torch.cuda.empty_cache()
     with build(
         case.model,
         dataset,

@@ -39,7 +39,7 @@ LOOK_S, PROOF_S = 0.2, 0.4  # of timed blocks, for each pair of arms and stage; 
 N_FINALISTS = 3
 N_VARIED = 2  # best candidates on which the other levers are tried
 BUILD, VARY = 0.6, 0.85  # of the time before the proof: when all are built, and when their variants are
-PROVE, PROVE_ARMS = 0.25, 3  # kept back for a proof: at most so much of the budget, and what so many arms take
+PROVE, PROVE_ARMS = 0.25, 3  # kept back for a proof: what so many arms take; beyond so much of the budget, two arms
 ACCEPT, ACCEPT_S = 0.2, 40.0  # kept back for loads: at most so much of the budget, and seconds of each
 FAILED: dict[str, Status] = {"out_of_memory": "out_of_memory", "timeout": "timeout"}
 FIRST_BATCHES = (1, 4)  # of eager, before the lengths are known
@@ -104,8 +104,9 @@ class Search:
         for batch, turns in zip(FIRST_BATCHES, group.stages, strict=True):
             self._surface[max(self.lengths), batch].add(turns)
         self._rate(self.base)
-        proof_s = LEAST_GROUPS * self._expect_s(PROVE_ARMS, PASS_STAGES)
-        self._look_end_s -= min(PROVE * self.budget_s, proof_s)
+        self._stage_s = max(self._stage_s, 2 * LOOK_S)  # that one had no timed block
+        one_s, several_s = (LEAST_GROUPS * self._expect_s(n, PASS_STAGES) for n in (2, PROVE_ARMS))
+        self._look_end_s -= max(one_s, min(PROVE * self.budget_s, several_s))
 
     def build(self, plans: Sequence[Plan], *, end_s: float) -> list[str]:
         """Build candidates as long as there is time → those that have an artefact."""
