@@ -49,14 +49,10 @@ GPU_ENGINES: Mapping[str, Mapping[str, Any]] = {
     "eager, graphs": {"cuda_graphs": True},
     "eager bf16": {"precision": "bf16"},
     "eager bf16, graphs": {"precision": "bf16", "cuda_graphs": True},
-    "compile bf16, graphs": {"engine": "compile", "precision": "bf16", "cuda_graphs": True},
-    "compile bf16 int8 weights, graphs": {
-        "engine": "compile", "precision": "bf16", "quantization": "int8_weights", "cuda_graphs": True,
-    },
 }  # fmt: skip
 GPU_QUICK = (EAGER, "eager bf16, graphs")
 MIN_SQNR_DB, BLOCK_S, N_ROUNDS, N_STARTS = 25.0, 0.1, 16, 7
-GPU_ROUNDS = 10
+GPU_ROUNDS = 16
 Ratios = dict[str, dict[str, list[float]]]
 """Shape → engine → times as fast as eager, one figure a round."""
 

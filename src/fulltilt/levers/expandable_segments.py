@@ -30,13 +30,14 @@ def _apply(setup: Setup, value: bool) -> None:
 
 
 def read_settings() -> str:
-    """Read the allocator's settings; torch before 2.12 tells them in a snapshot only."""
+    """Read the allocator's settings; torch 2.11 tells in a snapshot those of its start, and whether segments expand."""
     import torch
 
     if hasattr(torch._C, "_accelerator_getAllocatorSettings"):
         return torch._C._accelerator_getAllocatorSettings()
     snapshot: Any = torch.cuda.memory._snapshot()
-    return snapshot["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"]
+    known = snapshot["allocator_settings"]
+    return f"{known['PYTORCH_CUDA_ALLOC_CONF']},{NAME}:{known[NAME]}"
 
 
 def is_expandable(settings: str) -> bool:

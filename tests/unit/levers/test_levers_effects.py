@@ -21,7 +21,7 @@ from fulltilt.data.images.image_sets import MemoryImages
 from fulltilt.engine.build.run import Run
 from fulltilt.errors import DataError
 from fulltilt.levers import Setup, find_reports
-from fulltilt.levers.expandable_segments import is_expandable
+from fulltilt.levers.expandable_segments import is_expandable, read_settings
 
 N_SAMPLES = 24
 
@@ -183,6 +183,14 @@ def see_deterministic() -> None:
         assert "was on and is off" in " ".join(run.notes)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_settings_of_the_allocator_are_read_from_a_snapshot_where_torch_tells_them_nowhere_else(monkeypatch):
+    told = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512,expandable_segments:True", "expandable_segments": False}
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"allocator_settings": told})
+    assert is_expandable(read_settings()) is False
+    assert read_settings().startswith("max_split_size_mb:512,")
 
 
 def see_expandable_segments() -> None:
