@@ -164,8 +164,8 @@ def run_check(
     figures = decode(Figures, measured.pop("figures"))
     load = dataclasses.replace(plan.load, n_requests=len(figures.response_s))
     judged = tuple(judge(target, figures, load) for target in plan.targets)
-    timed = {name: np.sort(figures.read_s(name)) for name in TIMES[load.scenario == "offline" :]}
-    timed = {name: values_s for name, values_s in timed.items() if len(values_s)}
+    names = TIMES[load.scenario == "offline" :]
+    timed = {name: values_s for name in names if len(values_s := np.sort(figures.read_s(name)))}
     if timed:
         curves_ms = {name: (1000 * values_s).tolist() for name, values_s in timed.items()}
         write_atomic(out_dir / LATENCIES, build_latency_page(f"fulltilt infer check: {plan.name}", curves_ms))

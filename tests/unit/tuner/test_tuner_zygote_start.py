@@ -8,7 +8,9 @@ import pytest
 
 from fulltilt.hardware import proctree
 from fulltilt.hardware.proctree import Work
-from fulltilt.tuner.trials.client import wait_for_start
+from fulltilt.records import TrialRequest, WorkloadSource
+from fulltilt.tuner.trials.client import Zygote, wait_for_start
+from fulltilt.tuner.trials.process import run_trial_process
 
 READY = {"say": "ready"}
 HANGS = "and it hangs: nothing computed or read for 120 s, after"
@@ -65,3 +67,24 @@ def test_work_is_read_of_a_process_whatever_its_name_and_grows_with_what_it_does
     ticks = os.sysconf("SC_CLK_TCK")
     assert proctree.read_work(77, tmp_path) == Work(cpu_s=300 / ticks, called_bytes=100, disk_bytes=4096)
     assert proctree.read_work(78, tmp_path) is None
+
+
+FORKED = """
+import os, signal
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+def run(message, answer):
+    answer({"said": "it runs"})
+"""
+
+
+def test_a_trial_runs_where_a_library_resets_the_wake_up_descriptor_of_a_fork(tmp_path, monkeypatch):
+    """asyncio does from Python 3.12 on; every trial ended with exit code 1 and not a word."""
+    (tmp_path / "forked.py").write_text(FORKED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    source = WorkloadSource(config={}, base_dir="", import_paths=())
+    request = TrialRequest(kind="trial", source=source, device="cpu", deadline_s=60.0, patience_s=60.0)
+    with Zygote(
+        tmp_path / "zygote.log", body="forked:run", preload=("forked", "fulltilt.tuner.trials.trial")
+    ) as zygote:
+        outcome = run_trial_process(request, zygote=zygote, log_path=tmp_path / "trial.log")
+    assert outcome.reply["said"] == "it runs", (tmp_path / "trial.log").read_text()

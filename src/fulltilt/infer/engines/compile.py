@@ -19,9 +19,8 @@ def load(folder: Path, manifest: Manifest) -> TorchRunner:
     """Compile, and answer a batch of one and one of two. All other sizes share the code of two."""
     keep_cache()
     plan, setup = manifest.plan, open_setup(folder, manifest)
-    options: dict[str, Any] = {}
-    if setup.device.type == "cpu" and plan["quantization"] != "none":
-        options["freezing"] = True  # without it torchao's products on a CPU are 15 times slower than fp32
+    freezes = setup.device.type == "cpu" and plan["quantization"] != "none"
+    options = {"freezing": True} if freezes else {}  # without it torchao's products are 15 times slower than fp32
     config: Any = torch._dynamo.config
     config.recompile_limit += N_VERSIONS  # it is that of the process; past it, Dynamo goes on in eager mode
     runner = CompiledRunner(setup, CompiledGraphs(options), manifest)

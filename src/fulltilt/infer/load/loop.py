@@ -49,8 +49,7 @@ def serve(
     begin_s = clock()
     for arrival_s in arrivals_s:
         due_s = clock() - begin_s if arrival_s is None else arrival_s
-        early_s = due_s - (clock() - begin_s)
-        if early_s > 0:
+        if (early_s := due_s - (clock() - begin_s)) > 0:
             sleep(early_s)
         start_s = clock() - begin_s
         call_s = handle()
