@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +30,9 @@ def search(*words: str, out: Path) -> Searched:
     """
     command = [sys.executable, "-m", "fulltilt", "infer", "search", *words, "--out", out, "--json", out / "result.json"]
     out.mkdir(parents=True, exist_ok=True)
-    begin_s = time.monotonic()
     subprocess.run(command, check=True, cwd=ROOT)
-    return Searched(decode(SearchResult, json.loads((out / "result.json").read_text())), time.monotonic() - begin_s)
+    result = decode(SearchResult, json.loads((out / "result.json").read_text()))
+    return Searched(result, result.seconds)
 
 
 class Contestant(NamedTuple):

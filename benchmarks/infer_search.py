@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 from benchmarks._infer_tools import Contestant, Searched, compare_in_turns, read_chosen, search
@@ -39,7 +38,7 @@ LENIENT = ("inference.min_sqnr_db=20",)
 BUDGET = "10m"
 SMALL = "benchmarks._infer_encoder:small"
 UNIT = "group of fresh processes in turns"
-N_GROUPS = 4  # of each candidate in the exhaustive search
+N_GROUPS = 1  # of each candidate in the exhaustive search, with each of 21 policies: a minute
 N_NAIVE, NAIVE_BATCH = 6, 16
 
 
@@ -128,11 +127,11 @@ def list_times(gain: Comparison) -> tuple[float, float]:
 
 
 def _search_exhaustively(out: Path) -> Searched:
-    checked, begin_s = plan_check(config_for_object(SMALL, [*LENIENT]), needs_targets=False), time.monotonic()
-    out.mkdir(parents=True)
+    checked = plan_check(config_for_object(SMALL, [*LENIENT]), needs_targets=False)
+    out.mkdir(parents=True, exist_ok=True)
     told = {"budget_s": 12 * 3600.0, "artefact": out / "chosen", "on_progress": lambda done, total, part: None}
     result = run_search(checked, None, out, **told, kind=Exhaustive)
-    return Searched(result, time.monotonic() - begin_s)
+    return Searched(result, result.seconds)
 
 
 def _run_exhaustive(out: Path) -> tuple[Arm, list[Target], list[str]]:
