@@ -7,13 +7,11 @@ second.
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +50,6 @@ GPU_ENGINES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 GPU_QUICK = (EAGER, "eager bf16, graphs")
 MIN_SQNR_DB, BLOCK_S, N_ROUNDS, N_STARTS = 25.0, 0.1, 16, 7
-GPU_ROUNDS = 16
 Ratios = dict[str, dict[str, list[float]]]
 """Shape → engine → times as fast as eager, one figure a round."""
 
@@ -62,28 +59,22 @@ def run(context: Context) -> Findings:
     engines, quick = (GPU_ENGINES, GPU_QUICK) if on_gpu else (ENGINES, QUICK)
     names = quick if context.quick else tuple(engines)
     starts: dict[str, list[dict[str, float]]] = {}
-    failures: list[str] = []
     arms: list[Arm] = []
     speeds: dict[str, Ratios] = {}
     sqnr_db: dict[tuple[str, str], float] = {}
     with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as scratch:
         for size in SIZES[: 1 if context.quick or on_gpu else None]:
             folders = {name: Path(scratch) / f"{size}-{name.replace(' ', '-')}" for name in names}
-            jobs = {
-                name: {"size": size, "plan": engines[name], "folder": str(folder), "device": context.device}
-                for name, folder in folders.items()
+            for name, folder in folders.items():
+                given = {"size": size, "plan": engines[name], "folder": str(folder), "device": context.device}
+                sqnr_db[size, name] = call_in_process(f"{__name__}:build", given, timeout_s=1200)
+            given = {
+                "folders": {name: str(folder) for name, folder in folders.items()},
+                "shapes": SHAPES | LARGE if on_gpu else SHAPES,
+                "quick": context.quick,
+                "on_gpu": on_gpu,
             }
-            build_one = functools.partial(_build_one, on_gpu)
-            with ThreadPoolExecutor(len(jobs) if on_gpu else 1) as pool:  # compilers of a GPU's code run on the CPU
-                found = dict(zip(jobs, pool.map(build_one, jobs.values()), strict=True))
-            failures += [f"{size} {name}: {said}" for name, said in found.items() if isinstance(said, str)]
-            sqnr_db |= {(size, name): each_db for name, each_db in found.items() if not isinstance(each_db, str)}
-            folders = {name: folder for name, folder in folders.items() if (size, name) in sqnr_db}
-            shapes = SHAPES | LARGE if on_gpu else SHAPES
-            given = {"folders": {name: str(folder) for name, folder in folders.items()}, "quick": context.quick}
-            speeds[size] = call_in_process(
-                f"{__name__}:measure", {**given, "shapes": shapes, "on_gpu": on_gpu}, timeout_s=3600
-            )
+            speeds[size] = call_in_process(f"{__name__}:measure", given, timeout_s=3600)
             arms += _build_speed_arms(size, speeds[size])
             if size == SIZES[0] and not on_gpu:
                 starts = _measure_starts(folders, 2 if context.quick else N_STARTS)
@@ -92,20 +83,9 @@ def run(context: Context) -> Findings:
     notes = (
         *(f"{size}: {name} was chosen, {sqnr_db[size, name]:.1f} dB" for size, name in chosen.items()),
         "SQNR in dB: " + ", ".join(f"{size} {name} {found:.1f}" for (size, name), found in sqnr_db.items()),
-        *failures,
         "weights are random: the accuracy of a trained model is the gate's business",
     )
     return Findings(arms=tuple(arms), targets=tuple(_judge(speeds, chosen, sqnr_db, starts)), notes=notes)
-
-
-def _build_one(on_gpu: bool, given: Mapping[str, Any]) -> float | str:
-    """Build in a process of its own → the ratio in dB; on a GPU, why it failed: not every compiler of torch holds."""
-    try:
-        return call_in_process(f"{__name__}:build", given, timeout_s=1200)
-    except RuntimeError as error:
-        if not on_gpu:
-            raise
-        return str(error).splitlines()[0].partition("}: ")[2]
 
 
 def build(size: str, plan: Mapping[str, Any], folder: str, device: str) -> float:
@@ -146,7 +126,7 @@ def measure(folders: Mapping[str, str], shapes: Mapping[str, tuple[int, int]], q
 
         for name in runners:
             run_block(name)
-        rounds = run_rounds(list(runners), run_block, n_rounds=2 if quick else GPU_ROUNDS if on_gpu else N_ROUNDS)
+        rounds = run_rounds(list(runners), run_block, n_rounds=2 if quick else N_ROUNDS)
         found[shape] = {name: compute_geometric_ratios(rounds, EAGER, name) for name in runners}
     return found
 

@@ -47,8 +47,9 @@ def run(context: Context) -> Findings:
             print(f"{case}: p99 {predicted_ms:.1f} ms simulated, {measured_ms} live", file=sys.stderr, flush=True)
             errors.append(abs(100 * (predicted_ms / live_ms - 1)))
             common = {"case": case, "metric": "response_p99_ms", "unit_of_replication": f"load of {LOAD_S:g} s"}
-            answered_ms = [*filter(math.isfinite, measured_ms)]  # else over 1 % of the requests were never answered
-            arms += [build_arm([predicted_ms], arm="simulated", **common), build_arm(answered_ms, arm="live", **common)]
+            for arm, each_ms in (("simulated", [predicted_ms]), ("live", measured_ms)):
+                if answered_ms := [*filter(math.isfinite, each_ms)]:  # else over 1 % were never answered
+                    arms.append(build_arm(answered_ms, arm=arm, **common))
     targets = (
         judge_median("error of p99, median % (T5)", errors, at_most=15.0),
         judge("error of p99, worst % (T5)", max(errors), None, at_most=30.0),
@@ -67,6 +68,7 @@ def _compare(name: str, words: tuple[str, ...], out: Path, context: Context) -> 
         service = calibrate(url, row, goal, arrivals, CALIBRATED * served)
         asked = dataclasses.replace(goal, quantile=0.99, limit_s=LIMIT_S)
         capacity = estimate_capacity(arrivals.cut(N_SIMULATED), row.policy, service, asked, served)
+        assert capacity > 0, f"{name} keeps {1000 * LIMIT_S:g} ms at no load"
         print(f"{name}: {served:.0f}/s served, {capacity:.0f}/s capacity", file=sys.stderr, flush=True)
         shares = SHARES[::3] if context.quick else SHARES
         live = {share: [] for share in shares}

@@ -70,6 +70,10 @@ def test_no_file_outgrows_600_lines():
     assert {name: n for name, n in sizes.items() if n > 600} == {}
 
 
+def test_inference_stays_below_6000_lines():
+    assert sum(len(path.read_text().splitlines()) for path in (SOURCE / "infer").rglob("*.py")) < 6000
+
+
 def test_every_contract_suite_names_its_real_thing():
     """The closing lines of a run say which suites met the real thing; a suite they do not know would go unseen."""
     known = runpy.run_path(str(ROOT / "tests" / "conftest.py"))["REAL"]

@@ -17,7 +17,6 @@ from fulltilt.cli._shared import (
     show_progress,
     write_json,
 )
-from fulltilt.infer.load.arrivals import DESCRIPTIONS
 from fulltilt.records import format_rate
 from fulltilt.report.latency import draw_histogram
 from fulltilt.report.summary import count, format_duration
@@ -31,6 +30,12 @@ if TYPE_CHECKING:
 
 EXIT_MISSED = 3
 STYLES = {"met": "green", "missed": "bold red", "not proven": "yellow"}
+SCENARIOS = {
+    "server": "Poisson arrivals",
+    "single": "one stream, each request when the one before is answered",
+    "multi": "one stream of several samples a request, each when the one before is answered",
+    "offline": "everything at once",
+}
 
 
 HELP = "measure a model under a stated load and hold it to the targets of its configuration"
@@ -77,7 +82,7 @@ def _describe_plan(load: Load) -> str:
     if not load.n_requests:
         return "measuring: batches back to back; no target is about a load"
     if load.requests_per_s is None:
-        return f"measuring: batches back to back, then {load.n_requests} requests, {DESCRIPTIONS[load.scenario]}"
+        return f"measuring: batches back to back, then {load.n_requests} requests, {SCENARIOS[load.scenario]}"
     requests = f"{load.n_requests} requests at {format_rate(load.requests_per_s)}/s"
     seconds = format_duration(load.n_requests / load.requests_per_s)
     expected = f"{seconds}, or more where requests wait for each other or leave a target open"
@@ -150,7 +155,7 @@ def _describe_load(result: CheckResult) -> list[str]:
     if not load.n_requests:
         return [f"load: none; batches of {each}, back to back"]
     if load.requests_per_s is None:
-        return [f"load: {load.n_requests} requests, {DESCRIPTIONS[load.scenario]}, of {each}"]
+        return [f"load: {load.n_requests} requests, {SCENARIOS[load.scenario]}, of {each}"]
     lines = [
         f"load: {load.n_requests} requests, Poisson arrivals at {format_rate(load.requests_per_s)}/s, of {each}; "
         "a response counts from the scheduled arrival"

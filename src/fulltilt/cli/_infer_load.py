@@ -10,6 +10,7 @@ from math import exp, inf, isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fulltilt.cli._infer_check import SCENARIOS
 from fulltilt.cli._shared import build_console, check_at_least, print_result, show_progress, write_json
 from fulltilt.cli._signals import Terminated
 from fulltilt.errors import UsageError
@@ -267,13 +268,11 @@ def _build_table(outcome: LoadOutcome) -> Table:
 
 
 def _describe_load(outcome: LoadOutcome) -> list[str]:
-    from fulltilt.infer.load.arrivals import DESCRIPTIONS
-
     plan = outcome.plan
     rate = f" at {format_rate(plan.requests_per_s)}/s" if plan.requests_per_s else ""
     lines = [
         f"load: {count(outcome.n_requests, 'request')} of {count(plan.samples_per_request, 'sample')} in "
-        f"{format_duration(outcome.seconds)}, {DESCRIPTIONS[plan.scenario]}{rate}; "
+        f"{format_duration(outcome.seconds)}, {SCENARIOS[plan.scenario]}{rate}; "
         f"{format_rate(outcome.answered_per_s)}/s answered"
     ]
     if outcome.unanswered:

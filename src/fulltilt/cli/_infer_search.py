@@ -74,6 +74,11 @@ def run(args: argparse.Namespace) -> int:
         budget_s = parse_duration_s(args.budget)
     except ConfigError as error:
         raise UsageError(f"--budget {error}") from None
+    if config.targets.first_token_s or config.targets.tokens_per_s:
+        raise UsageError(
+            "targets.first_token_s and tokens_per_s cannot be searched: a model writes in eager mode, no other engine "
+            "has its cache; fulltilt infer check holds it to them, fulltilt infer serve CONFIG writes"
+        )
     checked = check.plan_check(config, weights=args.weights, needs_targets=False)
     out_dir = Path(args.out or Path("runs") / "infer" / checked.name)
     console, aside = build_console(to_stderr=args.json == "-", is_screen=True), build_console(to_stderr=True)

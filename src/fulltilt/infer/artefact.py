@@ -79,7 +79,10 @@ def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Pat
     from fulltilt.engine.checkpoints.checkpoint import write_state
     from fulltilt.infer.generate.decoding import find_writer
 
-    if obstacles := find_obstacles(plan, model.facts, load_inference_catalogue()):
+    obstacles = find_obstacles(plan, model.facts, load_inference_catalogue())
+    if plan["cuda_graphs"] and model.joins != "pad":
+        obstacles.append("cuda_graphs=True: samples that are answered one by one all have shapes of their own")
+    if obstacles:
         raise PlanObstacleError("; ".join(obstacles))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -199,7 +202,8 @@ def find_mismatch(manifest: Manifest) -> str | None:
     if is_eager(manifest.plan):
         return None  # it is built anew at every start
     here = read_surroundings(manifest.device)
-    for name in ("onnxruntime" if manifest.plan["engine"] == "onnx" else "torch", "cpu", "gpu"):
+    packages = ("onnxruntime",) if manifest.plan["engine"] == "onnx" else ("torch", "torchao")
+    for name in (*packages[: 1 if manifest.plan["quantization"] == "none" else None], "cpu", "gpu"):
         was, now = manifest.built_with.get(name), here.get(name)
         if was != now:
             return f"built with {name} {was}, here is {now}; run fulltilt infer verify, or build it anew"
@@ -209,7 +213,7 @@ def find_mismatch(manifest: Manifest) -> str | None:
 def read_surroundings(device: str) -> dict[str, str]:
     """Read the versions, the instruction set and the GPU that an artefact belongs to."""
     found = {"python": platform.python_version(), "cpu": read_instruction_set()}
-    found |= {name: version for name in ("torch", "onnxruntime") if (version := read_package_version(name))}
+    found |= {name: version for name in ("torch", "onnxruntime", "torchao") if (version := read_package_version(name))}
     if device != "cpu":
         import torch
 

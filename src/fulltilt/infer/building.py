@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -71,6 +72,7 @@ def measure_accuracy(model: InferenceModel, artefact: Artefact) -> Accuracy:
     begin_s, chosen, reference, here = time.perf_counter(), list[int](), list[Sample](), list[Sample]()
     for group in (order[:1], order[-1:], *(numbers[i : i + BATCH] for i in numbers[::BATCH])):
         samples = [model.samples[n] for n in group]
+        torch.set_float32_matmul_precision("highest")  # a candidate of TF32 sets it for all of the process
         reference += model.answer(samples)
         here += artefact.answer(samples)
         chosen += group

@@ -14,7 +14,7 @@ from fulltilt.config import Config, parse_call, plan_of
 from fulltilt.engine.checkpoints.files import find_checkpoint
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import list_rank_devices, read_machine, resolve_device
-from fulltilt.infer.load.outcome import Estimate, Verdict, count_histogram
+from fulltilt.infer.load.outcome import Estimate, Verdict
 from fulltilt.infer.process import run_measuring
 from fulltilt.infer.targets import (
     STATISTICS,
@@ -33,7 +33,7 @@ from fulltilt.infer.training import RESULTS, describe_training, find_training, r
 from fulltilt.levers import list_environment
 from fulltilt.records import VERSION, Machine, decode, encode
 from fulltilt.records.run_folder import RunFolder, append_line, read_lines, write_atomic
-from fulltilt.report.latency import build_latency_page
+from fulltilt.report.latency import build_latency_page, count_histogram
 
 HISTORY, LOG, LATENCIES = "history.jsonl", "measuring.log", "latency.html"
 TIMES: tuple[Figure, ...] = ("response_s", "batch_latency_ms", "first_token_s")

@@ -24,6 +24,8 @@ from fulltilt.config import config_from_values, inference_plan_of, plan_of
 from fulltilt.errors import FulltiltError, PlanObstacleError, UsageError
 from fulltilt.hardware import read_rss_bytes, read_status_bytes
 from fulltilt.infer.engines._torch import apply_levers
+from fulltilt.infer.gates.accuracy import compare_outputs
+from fulltilt.infer.gates.effect import is_eager
 from fulltilt.infer.generate.decoding import Writer, find_writer
 from fulltilt.infer.joining import Sample
 from fulltilt.infer.load import loop
@@ -36,6 +38,7 @@ from fulltilt.records import decode, encode
 from fulltilt.tuner.trials.measuring import Answer
 
 TRAINING = ("channels_last", "compile")  # levers of speed that training alone has
+N_JUDGED = 16  # samples that eager fp32 answers too, where the plan is another
 N_SAMPLES = 256  # that requests take turns with, as many as an artefact keeps
 MEMORY_EVERY_S = 0.05
 PROMPT_SHARES = (0.125, 0.5)  # of a sample that a prompt has, from … to
@@ -140,11 +143,18 @@ def open_model(message: Mapping[str, Any], load: Load) -> Requests:
     plan, notes = plan.replace(precision=precision), [*model.notes, *([note] if note else [])]
     notes += [f"speed.{name} is of training, it is not in force here" for name in TRAINING if plan_of(config)[name]]
     obstacles = find_obstacles(plan, model.facts, load_inference_catalogue())
-    if plan["engine"] != "eager":
-        obstacles.append(f"engine={plan['engine']}: fulltilt infer search builds and measures it")
+    if plan["engine"] != "eager" or plan["cuda_graphs"]:
+        obstacles.append(f"engine={plan['engine']}: fulltilt infer search builds engines and graphs, and measures them")
     if obstacles:
         raise PlanObstacleError("; ".join(obstacles))
+    fp32 = None if is_eager(plan) else model.answer(model.samples[:N_JUDGED])
     setup = apply_levers(model.module, plan, model.device)
+    answer = dataclasses.replace(model, module=setup.model).answer
+    if fp32 is not None:
+        sqnr_db, _ = compare_outputs(fp32, answer(model.samples[:N_JUDGED]))
+        notes.append(f"answers are {sqnr_db:.0f} dB to those of eager fp32")
+        if sqnr_db < config.inference.min_sqnr_db:
+            raise UsageError(f"{notes[-1]}, inference.min_sqnr_db asks for {config.inference.min_sqnr_db:g}")
     said = {"inputs": model.data, "weights": model.weights, "notes": notes, "n_parameters": model.n_parameters}
     said["levers"] = {name: lever.observe(setup) for name, lever in load_inference_catalogue().items()}
     if (writer := find_writer(setup.model)) is not None:
@@ -153,7 +163,6 @@ def open_model(message: Mapping[str, Any], load: Load) -> Requests:
         raise UsageError(
             f"targets.first_token_s and tokens_per_s are of models that write text; {config.task} does not"
         )
-    answer = dataclasses.replace(model, module=setup.model).answer
     return Requests(answer, model.samples, load.samples_per_request, said)
 
 

@@ -1,7 +1,6 @@
 """Define targets, the load they need, and how measured figures decide them."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
@@ -9,10 +8,11 @@ import numpy as np
 
 from fulltilt.config import Config
 from fulltilt.errors import ConfigError
-from fulltilt.infer.load.arrivals import MIN_REQUESTS, SAMPLES_PER_REQUEST, Scenario, count_needed_requests
-from fulltilt.infer.load.outcome import Estimate, Floats, Verdict, estimate_quantile, thin
+from fulltilt.infer.load.arrivals import MIN_REQUESTS, SAMPLES_PER_REQUEST, Scenario
+from fulltilt.infer.load.outcome import Estimate, Floats, Verdict, estimate_quantile
 from fulltilt.stats import compute_interval, compute_rate_interval, judge_share
-from fulltilt.stats.sequential import Decision
+from fulltilt.stats.intervals import count_needed, thin
+from fulltilt.stats.sequential import Decision, compute_queue_dependence
 
 Figure = Literal["batch_latency_ms", "memory_gib", "samples_per_hour", "response_s", "first_token_s", "tokens_per_s"]
 FLOORS = ("samples_per_hour", "tokens_per_s")
@@ -138,7 +138,7 @@ def plan_load(config: Config, targets: Sequence[Target]) -> Load:
             f"{timed[0].name} needs a load; say how many requests arrive a second, such as targets.requests_per_s=20",
             key="targets.requests_per_s",
         )
-    needed = [count_needed_requests(QUANTILES[t.statistic]) for t in timed if t.statistic in QUANTILES]
+    needed = [count_needed(QUANTILES[t.statistic]) for t in timed if t.statistic in QUANTILES]
     samples = config.targets.samples_per_request or SAMPLES_PER_REQUEST.get(scenario) or config.data.batch_size
     return Load(
         requests_per_s=requests_per_s if timed else None,
@@ -185,19 +185,9 @@ def judge_load(figures: Figures, load: Load) -> Verdict:
 
 
 def compute_dependence(load: Load, figures: Figures) -> float:
-    """Compute how many successive responses carry as much information as one independent response.
-
-    Requests that arrive while others are answered wait with them, so neighbours are alike: the busier the worker, the
-    longer. A test holds the intervals that follow against simulated queues.
-
-    Returns:
-        1 or more; infinite where requests come as fast as they are answered.
-
-    Source: the relaxation time of the M/M/1 queue, Cohen, The Single Server Queue (1982), II.2.
-    """
+    """Compute how many successive responses say as much as one: requests wait for each other."""
     samples_per_s = sum(figures.block_samples) / sum(figures.block_s)
-    utilization = (load.requests_per_s or 0.0) * load.samples_per_request / samples_per_s
-    return 1 + utilization / (1 - math.sqrt(utilization)) ** 2 if utilization < 1 else math.inf
+    return compute_queue_dependence((load.requests_per_s or 0.0) * load.samples_per_request / samples_per_s)
 
 
 def count_at_most(load: Load) -> int:

@@ -3,6 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fulltilt.records import format_rate
 from fulltilt.report.charts import Point, build_curve_chart
 from fulltilt.report.html import build_figure, build_page
@@ -10,6 +13,16 @@ from fulltilt.report.html import build_figure, build_page
 WIDTH = 44  # of the longest bar
 N_POINTS = 120
 Bin = tuple[float, float, int]
+
+
+def count_histogram(ordered_s: NDArray[np.float64]) -> list[Bin]:
+    """Count responses between bounds that grow by a constant factor; in milliseconds."""
+    if not len(ordered_s) or ordered_s[-1] <= 0:
+        return []
+    low, high = max(ordered_s[0], 1e-3 * ordered_s[-1]), ordered_s[-1]
+    edges = np.geomspace(low, max(high, 1.01 * low), 9)  # of 8 bins
+    counts = np.histogram(np.clip(ordered_s, edges[0], edges[-1]), edges)[0]
+    return [(1000 * float(a), 1000 * float(b), int(n)) for a, b, n in zip(edges, edges[1:], counts, strict=False)]
 
 
 def draw_histogram(bins: Sequence[Bin], *, limit: float | None = None) -> Iterator[str]:

@@ -92,6 +92,17 @@ def _bet(shares: Floats, limit_share: float, odds: tuple[float, ...]) -> Floats:
     return in_time + shares[:, None] * (late - in_time)
 
 
+def compute_queue_dependence(utilization: float) -> float:
+    """Compute how many successive waits in a queue carry as much information as one: the busier, the more.
+
+    Returns:
+        1 or more; infinite where requests come as fast as they are answered.
+
+    Source: the relaxation time of the M/M/1 queue, Cohen, The Single Server Queue (1982), II.2.
+    """
+    return 1 + utilization / (1 - math.sqrt(utilization)) ** 2 if utilization < 1 else math.inf
+
+
 def estimate_dependence(values: ArrayLike) -> float:
     """Estimate how many successive values carry as much information as one independent value; 1 or more.
 

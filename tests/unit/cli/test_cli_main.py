@@ -93,6 +93,10 @@ def test_every_command_has_help(words, said, capsys):
         (["tune", "a.yaml", "--apply", "nofile.yaml"], "nofile.yaml: no such file"),
         (["tune", "a.yaml", "--budget", "-5s"], "tune: --budget '-5s' is not a duration of more than zero; write"),
         (["tune", "a.yaml", "--memory-limit", "-.5GiB"], "tune: --memory-limit '-.5GiB' is not a size in bytes; write"),
+        (
+            ["infer", "search", "a.yaml", "targets.tokens_per_s=9"],
+            "first_token_s and tokens_per_s cannot be searched: a",
+        ),
         (["tune", "a.yaml", "--verify", "--verify-pairs", "-2"], "--verify-pairs -2: an interval over pairs needs at"),
     ],
 )

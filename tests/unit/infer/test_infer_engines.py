@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.unit.levers.test_levers_cuda_graphs import record_nothing
+from tests.unit.levers.test_levers_cuda_graphs import call_instead
 from torch import nn
 
 from fulltilt.config import config_from_values, inference_plan_of
@@ -14,6 +14,7 @@ from fulltilt.infer.building import judge_candidate, measure_accuracy
 from fulltilt.infer.engines import find_engine
 from fulltilt.infer.engines._torch import N_RECORDED, TorchRunner
 from fulltilt.infer.gates.effect import judge_effect
+from fulltilt.infer.manifest import Policy
 from fulltilt.infer.model import build_inference_model
 from fulltilt.levers import Facts
 from fulltilt.levers.compile import CompiledGraphs
@@ -96,12 +97,14 @@ def test_no_op_6_graphs_that_are_built_anew_at_every_shape_are_counted():
 
 
 def test_batches_are_filled_up_to_shapes_that_were_recorded_before_the_first_answer(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(Recorded, "_record", record_nothing)
+    monkeypatch.setattr(Recorded, "_capture", call_instead)
     manifest = build_artefact(model, inference_plan_of(model.config), tmp_path)
     eager = open_artefact(tmp_path)
     graphs = replace(manifest, plan={**manifest.plan, "cuda_graphs": True})
     filled = Artefact(tmp_path, graphs, find_engine("eager").load(tmp_path, graphs))
     before = filled.run.count_graphs()[0]
+    larger = replace(graphs, policy=Policy(max_batch=16))
+    assert find_engine("eager").load(tmp_path, larger).count_graphs()[0] > before
     for samples in (eager.samples[:1], eager.samples[:3], eager.samples[:N_RECORDED]):
         for one, other in zip(filled.answer(samples), eager.answer(samples), strict=True):
             for mine, theirs in zip(one, other, strict=True):
@@ -122,6 +125,23 @@ def test_the_precision_of_products_is_the_artefacts_own_though_another_was_opene
     for runner in (tf32, fp32, tf32, fp32):
         runner((np.zeros((1, 2)),))
     assert seen == ["high", "highest"] * 2
+
+
+def test_the_reference_of_a_tf32_candidate_is_answered_in_fp32(model, tmp_path, monkeypatch):
+    manifest = build_artefact(model, inference_plan_of(model.config), tmp_path)
+    tf32 = replace(manifest, plan={**manifest.plan, "precision": "tf32"})
+    seen = []
+    answer = type(model).answer
+    monkeypatch.setattr(
+        type(model),
+        "answer",
+        lambda self, samples: (seen.append(torch.get_float32_matmul_precision()), answer(self, samples))[1],
+    )
+    runner = TorchRunner(model.module, model.device, tf32)
+    measure_accuracy(model, Artefact(tmp_path, tf32, runner))
+    assert len(seen) > 2
+    assert set(seen) == {"highest"}
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """Text written word by word: with a cache as without, sampled by a seed, measured from arrival, served as it comes."""
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from types import SimpleNamespace
@@ -152,11 +153,12 @@ def test_first_word_and_words_a_second_are_targets():
 def build_client(model=None, max_waiting=16):
     fastapi, testclient = pytest.importorskip("fastapi"), pytest.importorskip("fastapi.testclient")
     from fulltilt.infer.generate.endpoint import TextService, build_router
+    from fulltilt.infer.serve.figures import Figures as Counts
 
     words = ("<unk>", "<eos>", *(f"w{number}" for number in range(38)))
     table = WordTable(words=words, tokenizer="words", ends_lines=True)
     service = TextService(find_writer(model or build_gpt()), table, max_waiting=max_waiting)
-    app, host = fastapi.FastAPI(), SimpleNamespace(is_draining=False, n_open=0)
+    app, host = fastapi.FastAPI(), SimpleNamespace(is_draining=False, n_open=0, figures=Counts())
     app.include_router(build_router(service, host))
     return testclient.TestClient(app), host
 
@@ -167,13 +169,16 @@ def read_events(response):
 
 
 def test_the_service_sends_every_word_and_then_its_times():
-    client, _ = build_client()
+    client, host = build_client()
     *words, last = read_events(client.post("/v1/generate", json={"tokens": [1, 2, 3], "max_new_tokens": 5}))
     assert [event["token"] for event in words] == collect(find_writer(build_gpt()), [[1, 2, 3]], 5)[0]
     assert all(event["text"] for event in words)
     assert last["done"]
     assert last["n_tokens"] == 5
     assert 0 < last["first_token_s"] <= last["seconds"]
+    (noted,) = host.figures.list_requests()
+    assert (noted.status, host.n_open) == (200, 0)
+    assert noted.response_s >= last["seconds"]
     by_text = read_events(client.post("/v1/generate", json={"prompt": "<eos> w0 w1", "max_new_tokens": 5}))
     assert by_text[:-1] == words
 
@@ -237,6 +242,30 @@ def test_no_more_wait_than_may_although_all_come_at_once():
 
     assert server.run(converse) == {200: 3, 429: 17}
     assert (text.n_inside, server.service.n_open) == (0, 0)
+
+
+def test_a_stream_whose_client_is_gone_before_the_first_word_is_counted_out():
+    pytest.importorskip("fastapi")
+    from fulltilt.infer.generate.endpoint import Stream
+    from fulltilt.infer.serve.figures import Figures as Counts
+
+    ended = []
+
+    async def converse():
+        async def write():
+            yield "data: 1"
+
+        async def receive():
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            raise OSError("the client is gone")
+
+        await Stream(write(), lambda: ended.append(True), Counts())({"type": "http", "asgi": {}}, receive, send)
+
+    with contextlib.suppress(Exception):  # whatever starlette makes of it
+        asyncio.run(converse())
+    assert ended == [True]
 
 
 def test_a_temperature_near_zero_takes_the_likeliest_word():

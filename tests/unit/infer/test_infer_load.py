@@ -7,9 +7,10 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from fulltilt.infer.load.arrivals import count_needed_requests, plan_arrivals
+from fulltilt.infer.load.arrivals import plan_arrivals
 from fulltilt.infer.load.loop import serve
 from fulltilt.stats import compute_quantile_interval
+from fulltilt.stats.intervals import count_needed
 
 
 class Worker:
@@ -80,7 +81,7 @@ def test_arrivals_are_poisson_at_the_stated_rate_and_the_same_for_a_seed():
 
 @pytest.mark.parametrize(("quantile", "n"), [(0.99, 368), (0.95, 72), (0.9, 36), (0.5, 6)])
 def test_as_many_requests_are_sent_as_the_percentile_needs_and_no_fewer_would_do(quantile, n):
-    assert count_needed_requests(quantile) == n
+    assert count_needed(quantile) == n
     assert 1 - quantile**n >= 0.975 > 1 - quantile ** (n - 1)  # P(largest of n is above the quantile)
     assert compute_quantile_interval(range(n), quantile)[1] == n - 1
 

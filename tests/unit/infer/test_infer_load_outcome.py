@@ -14,10 +14,10 @@ from fulltilt.infer.load.outcome import (
     LoadPlan,
     Responses,
     build_outcome,
-    count_histogram,
     judge_responses,
 )
 from fulltilt.records import dumps
+from fulltilt.report.latency import count_histogram
 from fulltilt.stats import compute_proportion_interval
 
 PLAN = LoadPlan(url="http://here", requests_per_s=100.0, limit_s=0.1)

@@ -260,6 +260,25 @@ def test_candidates_are_all_combinations_that_can_apply_the_promising_ones_first
     assert len(list_combinations(CATALOGUE, FACTS, baseline, CATALOGUE)[0]) == 2 * 2 * 2 - 1
 
 
+def test_on_a_gpu_graphs_are_tried_with_each_engine_and_half_formats_first():
+    catalogue = CATALOGUE | {
+        "engine": build_lever("engine", ("eager", "compile")),
+        "quantization": build_lever("quantization", ("none",)),
+        "precision": build_lever("precision", ("fp32", "bf16")),
+        "cuda_graphs": build_lever("cuda_graphs", (False, True)),
+    }
+    baseline = build_baseline(catalogue, {"threads": None})
+    names = [name_plan(plan, baseline) for plan in list_combinations(catalogue, FACTS, baseline)[0]]
+    assert names[:3] == ["eager bf16, cuda graphs", "compile bf16, cuda graphs", "compile bf16"]
+    assert len(names) == 2 * 2 * 2 - 1
+
+
+def test_batches_of_recorded_shapes_cost_what_they_are_filled_up_to():
+    surface = dataclasses.replace(build_surface(lambda b, n: 0.001 * b * n, (1, 4, 16), (32, 64)), is_recorded=True)
+    estimate_s = surface.build_service().estimate_s
+    assert estimate_s(5, 33) == pytest.approx(estimate_s(8, 64)) == pytest.approx(0.001 * 8 * 64)
+
+
 def test_the_baseline_keeps_the_users_threads():
     baseline = build_baseline(CATALOGUE, {"threads": 1})
     assert baseline["threads"] == 1

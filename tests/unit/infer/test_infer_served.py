@@ -1,5 +1,6 @@
 """The model as it answers: levers in force, real samples, outputs that are numbers. And blocks on a fake clock."""
 
+import re
 import time
 
 import pytest
@@ -90,7 +91,11 @@ def test_levers_of_inference_are_in_force_and_one_that_cannot_apply_is_refused_o
     assert requests.said["levers"].items() >= {"engine": "eager", "precision": "bf16", "threads": 1}.items()
     assert SEEN[0].dtype == torch.bfloat16
     assert torch.get_num_threads() == 1
-    assert requests.said["notes"] == ["speed.compile is of training, it is not in force here"]
+    of_training, of_answers = requests.said["notes"]
+    assert of_training == "speed.compile is of training, it is not in force here"
+    assert re.fullmatch(r"answers are \d\d dB to those of eager fp32", of_answers)
+    with pytest.raises(UsageError, match=r"answers are \d\d dB .*inference.min_sqnr_db asks for 100"):
+        build_requests(speed={"precision": "bf16"}, inference={"min_sqnr_db": 100})
     with pytest.raises(PlanObstacleError, match="precision=tf32: TF32 exists on NVIDIA"):
         build_requests(speed={"precision": "tf32"})
     with pytest.raises(PlanObstacleError, match="engine=compile: fulltilt infer search builds"):

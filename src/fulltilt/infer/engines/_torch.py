@@ -1,5 +1,6 @@
 """What the engines of torch share: the levers applied to a model, and the runner around it. Imports torch."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +16,7 @@ from fulltilt.infer.joining import Sample, join_samples, read_length, read_sampl
 from fulltilt.infer.manifest import Manifest
 from fulltilt.infer.model import Flat, InferenceModel, build_model
 from fulltilt.levers import Setup, load_inference_catalogue
-from fulltilt.levers.inference.cuda_graphs import MULTIPLE, Recorded
+from fulltilt.levers.inference.cuda_graphs import Recorded, list_shapes
 
 N_RECORDED = 8  # samples of a batch, at least, whose shapes are recorded before it answers
 
@@ -74,8 +75,7 @@ class TorchRunner(Runner):
         self._matmul = "high" if manifest.plan["precision"] == "tf32" else "highest"
         if manifest.plan["cuda_graphs"]:
             pads = [spec.pad if spec.varies else None for spec in manifest.inputs]
-            multiple = MULTIPLE if manifest.joins == "pad" else 1
-            self._recorded = Recorded(forward, pads, manifest.max_length or 1, multiple)
+            self._recorded = Recorded(forward, pads, manifest.max_length or 1)
 
     def __call__(self, inputs: Sample) -> Sample:
         torch.set_float32_matmul_precision(self._matmul)  # of the process, in which another artefact may be open
@@ -84,11 +84,14 @@ class TorchRunner(Runner):
         return tuple(tensor.cpu().numpy() for tensor in outputs)
 
     def record(self, folder: Path) -> Self:
-        """Record the graphs of all shapes that requests will have, where the plan has them and samples join."""
-        if self._recorded and self._manifest.joins == "pad":
-            sample = join_samples(read_samples(folder)[:1], self._manifest.inputs)
+        """Record the graphs of all shapes that requests will have, where the plan has them."""
+        manifest, policy = self._manifest, self._manifest.policy
+        if self._recorded:
+            sample = self._send(join_samples(read_samples(folder)[:1], manifest.inputs))
+            sizes = max(N_RECORDED, policy.max_batch), manifest.max_length or 1, policy.max_tokens or math.inf
             with torch.no_grad():
-                self._recorded.record(max(N_RECORDED, self._manifest.policy.max_batch), *self._send(sample))
+                for shape in list_shapes(*sizes):
+                    self._recorded.record(shape, *sample)
         return self
 
     def _send(self, inputs: Sample) -> list[Tensor]:

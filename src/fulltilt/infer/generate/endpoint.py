@@ -4,16 +4,17 @@ Imports torch: who serves asks the manifest first whether its model writes text.
 """
 
 import asyncio
+import functools
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter, HTTPException
 from fastapi.responses import StreamingResponse
-from starlette.background import BackgroundTask
+from starlette.types import Receive, Scope, Send
 
 from fulltilt.errors import UsageError, describe_error
 from fulltilt.infer.artefact import Artefact, open_eager
@@ -90,6 +91,22 @@ class TextService:
             is_gone = True
 
 
+class Stream(StreamingResponse):
+    """Sends events, then calls ``on_end`` and notes the request, also where the client went away before the first."""
+
+    def __init__(self, events: AsyncGenerator[str, None], on_end: Callable[[], None], figures: Any):
+        super().__init__(events, media_type="text/event-stream")
+        self._on_end, self._figures = on_end, figures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begin_s = time.monotonic()
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+            self._figures.note_request(self.status_code, time.monotonic() - begin_s)
+
+
 def _encode(event: Mapping[str, Any]) -> str:
     return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
 
@@ -110,11 +127,11 @@ def build_router(service: TextService, host: Any) -> APIRouter:
     """Build the route; the application that includes it checks who asks and how long a body is.
 
     Args:
-        host: Has ``is_draining``, and counts in ``n_open`` the requests that a drain waits for.
+        host: Has ``is_draining`` and ``figures``, and counts in ``n_open`` the requests that a drain waits for.
     """
     router = APIRouter()
 
-    async def count(n: int) -> None:  # in the loop, as all that counts here
+    def count(n: int) -> None:
         service.n_inside += n
         host.n_open += n
 
@@ -128,8 +145,7 @@ def build_router(service: TextService, host: Any) -> APIRouter:
             prompt = service.read_prompt(body)
         except UsageError as error:
             raise HTTPException(422, str(error)) from None
-        await count(1)  # here, since many may come before the first stream begins
-        end = BackgroundTask(count, -1)
-        return StreamingResponse(service.stream(prompt, body), media_type="text/event-stream", background=end)
+        count(1)  # here, since many may come before the first stream begins
+        return Stream(service.stream(prompt, body), functools.partial(count, -1), host.figures)
 
     return router

@@ -3,7 +3,6 @@
 Source: MLCommons, MLPerf inference rules, Scenarios (2026).
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,12 +11,6 @@ import numpy as np
 Scenario = Literal["server", "single", "multi", "offline"]
 SAMPLES_PER_REQUEST = {"single": 1, "multi": 8}
 """What a request holds unless it is stated."""
-DESCRIPTIONS = {
-    "server": "Poisson arrivals",
-    "single": "one stream, each request when the one before is answered",
-    "multi": "one stream of several samples a request, each when the one before is answered",
-    "offline": "everything at once",
-}
 MIN_REQUESTS = 100  # for a mean, a maximum and a median, which need no bound from the order, or nearly none
 
 
@@ -29,11 +22,3 @@ def plan_arrivals(
         assert requests_per_s is not None
         return np.cumsum(np.random.default_rng(seed).exponential(1 / requests_per_s, n_requests)).tolist()
     return [0.0 if scenario == "offline" else None] * n_requests
-
-
-def count_needed_requests(quantile: float, confidence: float = 0.95) -> int:
-    """Return how many requests an upper bound of ``quantile`` needs: 368 for 0.99, 72 for 0.95.
-
-    The largest of n values is below the true quantile with probability quantile^n; that has to be within one tail.
-    """
-    return math.ceil(math.log(0.5 - confidence / 2) / math.log(quantile))

@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fulltilt.infer.load.arrivals import Scenario, count_needed_requests
+from fulltilt.infer.load.arrivals import Scenario
 from fulltilt.records import VERSION
-from fulltilt.stats.intervals import compute_proportion_interval, compute_quantile_interval
+from fulltilt.report.latency import count_histogram
+from fulltilt.stats.intervals import compute_proportion_interval, compute_quantile_interval, count_needed, thin
 from fulltilt.stats.sequential import ShareTest, estimate_dependence, judge_share
 
 Verdict = Literal["met", "missed", "not proven"]
@@ -137,16 +138,10 @@ def estimate_quantile(ordered: Floats, quantile: float, dependence: float = 1.0)
     """
     independent = thin(np.minimum(ordered, NEVER_S), dependence)
     low, high = compute_quantile_interval(independent, quantile)
-    high = high if len(independent) >= count_needed_requests(quantile) else math.inf
+    high = high if len(independent) >= count_needed(quantile) else math.inf
     measured = float(np.quantile(ordered, quantile, method="inverted_cdf"))
     low, high = (math.inf if bound >= NEVER_S else bound for bound in (low, high))
     return Estimate(measured=measured, ci95=(low, high))
-
-
-def thin(ordered: Floats, dependence: float) -> Floats:
-    """Reduce values to as many as are independent, keeping their distribution."""
-    n = max(1, int(len(ordered) / dependence))
-    return ordered if n == len(ordered) else np.quantile(ordered, (np.arange(n) + 0.5) / n, method="inverted_cdf")
 
 
 def judge_responses(responses: Responses, plan: LoadPlan) -> tuple[Verdict, str | None, ShareTest]:
@@ -204,13 +199,3 @@ def build_outcome(responses: Responses, plan: LoadPlan, ended: str) -> LoadOutco
         generator_late_ms={name: float(np.quantile(late_ms, QUANTILES[name])) for name in ("p50", "p99")},
         histogram=tuple(count_histogram(ordered[: np.isfinite(ordered).sum()])),
     )
-
-
-def count_histogram(ordered_s: Floats) -> list[tuple[float, float, int]]:
-    """Count responses between bounds that grow by a constant factor; in milliseconds."""
-    if not len(ordered_s) or ordered_s[-1] <= 0:
-        return []
-    low, high = max(ordered_s[0], 1e-3 * ordered_s[-1]), ordered_s[-1]
-    edges = np.geomspace(low, max(high, 1.01 * low), 9)  # of 8 bins
-    counts = np.histogram(np.clip(ordered_s, edges[0], edges[-1]), edges)[0]
-    return [(1000 * float(a), 1000 * float(b), int(n)) for a, b, n in zip(edges, edges[1:], counts, strict=False)]

@@ -52,6 +52,8 @@ def accept(row: Candidate, artefact: Path, goal: Goal, arrivals: Arrivals, logs:
     try:
         write_manifest(artefact, dataclasses.replace(read_manifest(artefact), policy=row.policy))
         with serve(artefact, logs / "serve.log", limit_s=min(limit_s, READY_LIMIT_S)) as url:
+            if notes := fetch(f"{url}/v1/manifest")["notes"]:  # eager answers in its place
+                raise FulltiltError("; ".join(notes))
             service = calibrate(url, row, goal, arrivals, rate / 2)
             left_s = end_s - time.monotonic()
             if left_s < (1 + WAIT) * MIN_S:

@@ -15,7 +15,7 @@ PRIOR = (
     "onnx int8 fp32", "onnx none fp32", "eager int8 fp32", "eager none bf16 graphs", "compile none bf16 graphs",
     "eager none fp16 graphs", "compile none bf16", "aot none bf16", "aot none fp32", "compile none fp32",
 )  # fmt: skip
-"""Which engine, quantization and precision is tried first: what was fastest most often, and builds fast."""
+"""Which engine, quantization and precision (with CUDA graphs) is tried first: what was fastest most often."""
 
 
 def build_baseline(catalogue: Mapping[str, Lever], own: Mapping[str, Any]) -> Plan:

@@ -1,7 +1,7 @@
 """Find the fastest candidate: many are measured briefly, half go on, the last are proven in turns.
 
 1. Eager fp32 is built; it says how long real samples are.
-2. Every combination of engine, quantization and precision that can apply is built.
+2. Every combination of engine, quantization, precision and CUDA graphs that can apply is built.
 3. All are looked at in a few points of the service surface; the better half goes on.
 4. The other levers (threads, attention, …) are tried on the two best.
 5. Those that are left get the whole surface, and for each the simulation chooses the policy.
@@ -190,7 +190,7 @@ class Search:
         """Choose the policy of a candidate by its surface so far."""
         row, points = self.candidates[name], self._list_points(name)
         seconds = [batch / self.estimate_rate(self._surface[length, batch], name) for length, batch in points]
-        row.surface = Surface(points=tuple(points), seconds=tuple(seconds))
+        row.surface = Surface(points=tuple(points), seconds=tuple(seconds), is_recorded=row.plan["cuda_graphs"])
         service, policies = row.surface.build_service(), self.list_policies()
         found = choose_policy(policies, service, self.lengths, self.goal, self.arrivals)
         row.policy, row.samples_per_s, row.response_s, row.capacity_requests_per_s = found

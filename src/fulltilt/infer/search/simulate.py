@@ -13,6 +13,7 @@ import numpy as np
 
 from fulltilt.infer.manifest import Policy
 from fulltilt.infer.serve.batcher import choose_batch
+from fulltilt.levers.inference.cuda_graphs import round_shape
 
 BATCHES = (1, 2, 4, 16, 64)  # that are measured; between them it is close to linear
 COARSE_BATCHES = (1, 16)
@@ -49,6 +50,7 @@ class Surface:
 
     points: tuple[Point, ...]
     seconds: tuple[float, ...]
+    is_recorded: bool = False  # by CUDA graphs, up to whose shapes batches are filled
 
     def build_service(self) -> Service:
         rows: dict[int, list[tuple[int, float]]] = {}
@@ -57,6 +59,8 @@ class Surface:
 
         @functools.cache  # a simulation asks a million times
         def estimate_s(batch: int, length: int) -> float:
+            if self.is_recorded:
+                batch, length = round_shape(batch, length, max(rows))
             return _interpolate([(at, _interpolate(row, batch)) for at, row in rows.items()], length)
 
         return Service(estimate_s=estimate_s)

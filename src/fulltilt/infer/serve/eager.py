@@ -1,4 +1,4 @@
-"""Make an artefact of a configuration as it is, in eager fp32, so that it can be served. Imports torch when called."""
+"""Make an artefact of a configuration in eager mode, so that it can be served. Imports torch when called."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from fulltilt.config import Config, inference_plan_of
 from fulltilt.infer.check import open_check_folder, plan_check, prepare_weights
 from fulltilt.infer.manifest import Policy
+from fulltilt.levers.precision import resolve
 
 POLICY = Policy(max_batch=8)  # nobody has measured another
 
@@ -19,13 +20,15 @@ def prepare_eager(config: Config, out_dir: Path, words: Sequence[str], *, weight
         weights: Folder of a training to take instead.
     """
     from fulltilt.infer.artefact import build_artefact, write_manifest
-    from fulltilt.infer.gates.effect import EAGER
     from fulltilt.infer.model import build_inference_model
 
-    plan, folder = plan_check(config, weights=weights, needs_targets=False), out_dir / "eager"
-    with open_check_folder(plan, out_dir) as held:
-        trained, _ = prepare_weights(plan, held, words)
-        model = build_inference_model(config, device=plan.device, weights=trained)
-        manifest = build_artefact(model, {**inference_plan_of(config), **EAGER}, folder, name=config.run_name)
+    checked, folder = plan_check(config, weights=weights, needs_targets=False), out_dir / "eager"
+    with open_check_folder(checked, out_dir) as held:
+        trained, _ = prepare_weights(checked, held, words)
+        model = build_inference_model(config, device=checked.device, weights=trained)
+        plan = inference_plan_of(config)
+        precision, _ = resolve(plan["precision"], model.facts)  # and the rest as ``check`` measures it
+        plan = plan.replace(engine="eager", cuda_graphs=False, precision=precision)
+        manifest = build_artefact(model, plan, folder, name=config.run_name)
         write_manifest(folder, dataclasses.replace(manifest, policy=POLICY))
     return folder
