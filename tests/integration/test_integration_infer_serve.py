@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.faults.leftovers import find_processes, mark_processes
@@ -111,3 +112,27 @@ def test_two_replicas_on_ray_serve_answer_as_one_server(tmp_path, monkeypatch):
     while (left := find_processes(mark)) and time.monotonic() < until_s:
         time.sleep(0.5)
     assert left == []
+
+
+@pytest.mark.slow
+def test_ray_serve_starts_another_replica_where_requests_wait(tmp_path):
+    pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
+    port = 19000 + os.getpid() % 1000
+    words = ("own:workload", "--engine", "ray", "--replicas", "1", "--most-replicas", "2", "--queue", "4")
+    with (
+        start(tmp_path, *words, "--port", port, "--cache-mib", "0") as (_, url, said),
+        ThreadPoolExecutor() as pool,
+    ):
+        samples, seen = json.dumps(call(f"{url}/v1/samples?n=1")[1]).encode(), {call(f"{url}/healthz")[1]["process"]}
+        until_s = time.monotonic() + PATIENCE_S
+
+        def ask_on():
+            while len(seen) == 1 and time.monotonic() < until_s:
+                call(f"{url}/v1/predict", samples)
+
+        asking = [pool.submit(ask_on) for _ in range(4)]
+        while len(seen) == 1 and time.monotonic() < until_s:
+            seen.add(call(f"{url}/healthz")[1]["process"])
+            time.sleep(0.2)
+        assert [each.result() for each in asking] == [None] * 4
+        assert len(seen) == 2, said.read_text()
