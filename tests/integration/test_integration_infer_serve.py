@@ -92,38 +92,14 @@ def test_others_need_the_token_and_the_network_has_to_be_trusted_by_name(tmp_pat
 
 
 @pytest.mark.slow
-def test_two_replicas_on_ray_serve_answer_as_one_server(tmp_path, monkeypatch):
+def test_ray_serve_starts_another_replica_where_requests_wait_and_both_answer_as_one_server(tmp_path, monkeypatch):
     pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
     mark = mark_processes(monkeypatch)
-    port = 18000 + os.getpid() % 1000
-    words = ("own:workload", "--engine", "ray", "--replicas", "2", "--port", port)
-    with start(tmp_path, *words) as (process, url, said):
-        samples = call(f"{url}/v1/samples?n=3")[1]
-        alone = call(f"{url}/v1/predict", json.dumps(samples).encode())[1]["outputs"]
-        seen = {call(f"{url}/healthz")[1]["process"] for _ in range(60)}
-        assert len(seen) == 2
-        answers = [call(f"{url}/v1/predict", json.dumps(samples).encode()) for _ in range(20)]
-        assert {status for status, _ in answers} == {200}
-        assert all(answer["outputs"] == alone for _, answer in answers)
-        assert call(f"{url}/v1/predict", b'{"inputs": [[1, 2]]}')[0] == 422
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, said.read_text()
-    until_s = time.monotonic() + 30
-    while (left := find_processes(mark)) and time.monotonic() < until_s:
-        time.sleep(0.5)
-    assert left == []
-
-
-@pytest.mark.slow
-def test_ray_serve_starts_another_replica_where_requests_wait(tmp_path):
-    pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
-    port = 19000 + os.getpid() % 1000
     words = ("own:workload", "--engine", "ray", "--replicas", "1", "--most-replicas", "2", "--queue", "4")
-    with (
-        start(tmp_path, *words, "--port", port, "--cache-mib", "0") as (_, url, said),
-        ThreadPoolExecutor() as pool,
-    ):
-        samples, seen = json.dumps(call(f"{url}/v1/samples?n=1")[1]).encode(), {call(f"{url}/healthz")[1]["process"]}
+    words = (*words, "--cache-mib", "0", "--port", 18000 + os.getpid() % 1000)
+    with start(tmp_path, *words) as (process, url, said), ThreadPoolExecutor() as pool:
+        samples = json.dumps(call(f"{url}/v1/samples?n=1")[1]).encode()
+        alone, seen = call(f"{url}/v1/predict", samples)[1]["outputs"], {call(f"{url}/healthz")[1]["process"]}
         until_s = time.monotonic() + PATIENCE_S
 
         def ask_on():
@@ -133,6 +109,16 @@ def test_ray_serve_starts_another_replica_where_requests_wait(tmp_path):
         asking = [pool.submit(ask_on) for _ in range(4)]
         while len(seen) == 1 and time.monotonic() < until_s:
             seen.add(call(f"{url}/healthz")[1]["process"])
-            time.sleep(0.2)
+            time.sleep(0.1)
         assert [each.result() for each in asking] == [None] * 4
         assert len(seen) == 2, said.read_text()
+        answers = [call(f"{url}/v1/predict", samples) for _ in range(20)]
+        assert {status for status, _ in answers} == {200}
+        assert all(answer["outputs"] == alone for _, answer in answers)
+        assert call(f"{url}/v1/predict", b'{"inputs": [[1, 2]]}')[0] == 422
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, said.read_text()
+    until_s = time.monotonic() + 30
+    while (left := find_processes(mark)) and time.monotonic() < until_s:
+        time.sleep(0.5)
+    assert left == []
