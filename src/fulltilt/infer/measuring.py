@@ -144,7 +144,7 @@ def open_model(message: Mapping[str, Any], load: Load) -> Requests:
     notes += [f"speed.{name} is of training, it is not in force here" for name in TRAINING if plan_of(config)[name]]
     obstacles = find_obstacles(plan, model.facts, load_inference_catalogue())
     if plan["engine"] != "eager" or plan["cuda_graphs"]:
-        obstacles.append(f"engine={plan['engine']}: fulltilt infer search builds engines and graphs, and measures them")
+        obstacles.append(f"engine={plan['engine']}, cuda_graphs={plan['cuda_graphs']}: infer search builds them")
     if obstacles:
         raise PlanObstacleError("; ".join(obstacles))
     fp32 = None if is_eager(plan) else model.answer(model.samples[:N_JUDGED])
@@ -152,7 +152,7 @@ def open_model(message: Mapping[str, Any], load: Load) -> Requests:
     answer = dataclasses.replace(model, module=setup.model).answer
     if fp32 is not None:
         sqnr_db, _ = compare_outputs(fp32, answer(model.samples[:N_JUDGED]))
-        notes.append(f"answers are {sqnr_db:.0f} dB to those of eager fp32")
+        notes.append(f"the error is {sqnr_db:.0f} dB below the answers of eager fp32")
         if sqnr_db < config.inference.min_sqnr_db:
             raise UsageError(f"{notes[-1]}, inference.min_sqnr_db asks for {config.inference.min_sqnr_db:g}")
     said = {"inputs": model.data, "weights": model.weights, "notes": notes, "n_parameters": model.n_parameters}

@@ -30,7 +30,7 @@ def _apply(setup: Setup, value: bool) -> None:
 
 
 def read_settings() -> str:
-    """Read the allocator's settings; torch 2.11 tells in a snapshot those of its start, and whether segments expand."""
+    """Read the allocator's settings; torch 2.11 has them in a snapshot only."""
     import torch
 
     if hasattr(torch._C, "_accelerator_getAllocatorSettings"):

@@ -93,12 +93,12 @@ def test_levers_of_inference_are_in_force_and_one_that_cannot_apply_is_refused_o
     assert torch.get_num_threads() == 1
     of_training, of_answers = requests.said["notes"]
     assert of_training == "speed.compile is of training, it is not in force here"
-    assert re.fullmatch(r"answers are \d\d dB to those of eager fp32", of_answers)
-    with pytest.raises(UsageError, match=r"answers are \d\d dB .*inference.min_sqnr_db asks for 100"):
+    assert re.fullmatch(r"the error is \d\d dB below the answers of eager fp32", of_answers)
+    with pytest.raises(UsageError, match=r"the error is \d\d dB .*inference.min_sqnr_db asks for 100"):
         build_requests(speed={"precision": "bf16"}, inference={"min_sqnr_db": 100})
     with pytest.raises(PlanObstacleError, match="precision=tf32: TF32 exists on NVIDIA"):
         build_requests(speed={"precision": "tf32"})
-    with pytest.raises(PlanObstacleError, match="engine=compile: fulltilt infer search builds"):
+    with pytest.raises(PlanObstacleError, match="engine=compile, cuda_graphs=False: infer search builds"):
         build_requests(inference={"engine": "compile"})
 
 

@@ -102,7 +102,7 @@ def judge_effect(
     if n_graph_runs == 0:
         failures.append("no compiled graph ran: calls go around it, in eager mode")
     if n_builds:
-        failures.append(f"{n_builds} graphs were compiled or recorded anew within the declared shapes")
+        failures.append(f"{n_builds} graphs were built anew within the declared shapes; use another engine")
     if plan["precision"] == "bf16" and facts.device_type == "cpu" and facts.has_native_bf16 is False:
         failures.append("bf16 is emulated: this CPU has no bf16 arithmetic")
     if gain is not None and gain.verdict != "faster":
