@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -12,6 +14,7 @@ from torch.utils.data import Dataset
 from fulltilt import Workload
 
 N_SAMPLES, N_CHANNELS, SIDE_PX, N_CLASSES, WIDTH = 1024, 3, 8, 10, 32
+N_LATEST = 9  # steps whose median is what a step takes: after a turn of another process one takes half as long again
 BASE_SHARE = 0.25  # burnt by every step: a pause in which idle threads fall asleep is then no part of a difference
 
 ReadClock = Callable[[], float]
@@ -31,6 +34,7 @@ class BurningNet(nn.Module):
         super().__init__()
         self._share = (1 + BASE_SHARE) * (1 + extra) - 1
         self._read_s, self._end_s = read_s, read_s()
+        self._latest_s: deque[float] = deque(maxlen=N_LATEST)
         self.layers = nn.Sequential(
             nn.Conv2d(N_CHANNELS, WIDTH, 3, padding=1),
             nn.ReLU(),
@@ -42,7 +46,8 @@ class BurningNet(nn.Module):
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
         # Since the last burning ended: one step, as the backward pass of a CPU runs in the thread that calls it.
-        burn(self._share * (self._read_s() - self._end_s), self._read_s)
+        self._latest_s.append(self._read_s() - self._end_s)
+        burn(self._share * statistics.median(self._latest_s), self._read_s)
         self._end_s = self._read_s()
         return self.layers(x_BCHW)
 

@@ -1,6 +1,6 @@
 """Compare settings ("arms") that take turns in short blocks, and stop as soon as that decides.
 
-    block   what one arm does in one turn, a tenth of a second
+    block   what one arm does in one turn, some hundredths of a second
     round   two blocks of every arm, in random order and then in the reverse one
     group   rounds of processes that live at the same time, one an arm; the next group has fresh ones
 
@@ -27,8 +27,9 @@ EQUAL_PCT = 2.0  # arms that differ by no more are as good as equal
 CONFIDENCE = 0.98  # of each interval: together the looks are wrong in less than 5 of 100 comparisons
 LOOKS = (4, 6, 8, 10, 13, 16, 20, 25, 32, 40)  # groups after which a comparison may end
 LEAST_GROUPS, LEAST_CONFIDENCE = 3, 0.99  # of a claim, where the time ended before the first look
-GROUP_S = 0.8  # of timed blocks, for each pair of arms
+GROUP_S = 0.8  # of turns, for each pair of arms
 MIN_ROUNDS = 2
+MOST_S = 2.0  # of turns, for each pair of arms, while there are fewer rounds than wanted
 STALLED_PCT = 5.0  # of the time, in stalled steps: from here on a machine is busy
 
 
@@ -153,14 +154,19 @@ def run_group(
     arms: Mapping[Name, Arm],
     *,
     seconds: float = GROUP_S,
+    n_rounds: int = MIN_ROUNDS,
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
 ) -> dict[Name, Turns]:
-    """Run rounds of the arms for so many seconds a pair, and at least two."""
+    """Run rounds of the arms for so many seconds a pair, and at least two.
+
+    Args:
+        n_rounds: How many are wanted, where they fit into two seconds a pair.
+    """
     rng, names = rng or random.Random(), list(arms)
     rounds: list[dict[Name, list[Block]]] = []
-    end_s = clock() + seconds * len(names) / 2
-    while len(rounds) < MIN_ROUNDS or clock() < end_s:
+    begin_s, n_pairs = clock(), len(names) / 2
+    while len(rounds) < MIN_ROUNDS or clock() - begin_s < n_pairs * (seconds if len(rounds) >= n_rounds else MOST_S):
         order = rng.sample(names, len(names))
         blocks: dict[Name, list[Block]] = {name: [] for name in names}
         for name in (*order, *reversed(order)):

@@ -19,6 +19,7 @@ from benchmarks.verdict_power import (
     CELLS,
     LOADER,
     QUIET,
+    RARE,
     STEP,
     TURNS,
     WHOLE,
@@ -154,19 +155,18 @@ def test_whole_processes_alternate_and_one_without_a_speed_ends_it():
         run_rounds(run("slow", 9.0), run("fast", None), is_over=lambda: True)
 
 
-def test_every_cell_is_compared_as_often_as_asked_and_the_former_way_beside_it(monkeypatch, capsys):
-    former = []
-
-    def answer(cell):
+def test_every_cell_is_compared_as_often_as_asked_and_rarely_in_the_former_way(monkeypatch, capsys):
+    def answer(cell, *, has_former):
         yield TURNS, build_outcome(gain_pct=float(cell.difference_pct))
-        if cell.has_former:
-            former.append(cell)
+        if has_former:
             yield WHOLE, build_outcome("undecided")
 
     monkeypatch.setattr(verdict_power, "compare_cell", answer)
     monkeypatch.setattr(verdict_power, "disturb_cores", lambda seed: contextlib.nullcontext())
-    findings = verdict_power.run(Context(device="cpu", quick=False, n_repeats=3))
-    assert {arm.n for arm in findings.arms} == {3}
-    assert {arm.case for arm in findings.arms if arm.arm == TURNS} == {cell.name for cell in CELLS}
-    assert len(former) == 3 * sum(cell.has_former for cell in CELLS)
+    findings = verdict_power.run(Context(device="cpu", quick=False, n_repeats=RARE + 1))
+    counts = {(arm.case, arm.arm): arm.n for arm in findings.arms}
+    assert counts == {
+        **{(cell.name, TURNS): 2 if cell.is_rare else RARE + 1 for cell in CELLS},
+        **{(cell.name, WHOLE): 2 for cell in CELLS if cell.has_former},
+    }
     assert {(cell.load, cell.difference_pct) for cell in CELLS} >= set(itertools.product((QUIET, BUSY), (0, 5, 10)))

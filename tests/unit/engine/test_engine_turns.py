@@ -50,7 +50,7 @@ class PlantedRun:
 
 
 @pytest.mark.parametrize(
-    ("step_s", "n_steps"), [(0.0011, 73), (0.0081, MIN_BLOCK_STEPS), (0.048, 8), (0.15, 2), (0.9, 1)]
+    ("step_s", "n_steps"), [(0.0011, 28), (0.0081, MIN_BLOCK_STEPS), (0.09, 4), (0.15, 2), (0.9, 1)]
 )
 def test_a_block_holds_so_many_full_steps_as_fit_its_time(step_s, n_steps):
     planted = PlantedRun(step_s, n_samples=4000)
@@ -63,6 +63,13 @@ def test_a_block_holds_so_many_full_steps_as_fit_its_time(step_s, n_steps):
     assert block.seconds == pytest.approx(n_steps * step_s)
     assert block.stalled_s == 0
     assert BLOCK_S <= block.seconds <= MAX_BLOCK_S or n_steps in (MIN_BLOCK_STEPS, 1)
+
+
+def test_a_block_holds_two_bursts_of_the_workers():
+    planted = PlantedRun(0.04, n_samples=4000)
+    planted.turns.warm_up()
+    planted.run.loader.num_workers = 4
+    assert planted.turns.take_block().n_samples == 8 * BATCH
 
 
 @pytest.mark.parametrize("step_s", [0.001, 0.01, 0.05, 0.1, 0.2, 0.7])
@@ -100,7 +107,7 @@ def test_a_short_last_batch_is_neither_a_stall_nor_a_gain(batch, begin_s):
 
 def test_a_block_within_a_long_epoch_holds_no_begin():
     planted = PlantedRun(0.01, n_samples=4000)
-    assert [block.seconds for block in planted.take_blocks(3)] == pytest.approx([0.1] * 3)
+    assert [block.seconds for block in planted.take_blocks(3)] == pytest.approx([0.01 * MIN_BLOCK_STEPS] * 3)
 
 
 def test_epochs_of_one_step_are_timed_with_their_begins():
@@ -112,10 +119,10 @@ def test_epochs_of_one_step_are_timed_with_their_begins():
 def test_steps_that_stall_are_counted_and_do_not_shrink_the_next_block():
     planted = PlantedRun(0.01, n_samples=4000)
     planted.turns.warm_up()
-    planted.stalls_s = {planted.n_steps + N_SETTLING + 3: 0.2, planted.n_steps + N_SETTLING + 5: 0.035}
+    planted.stalls_s = {planted.n_steps + N_SETTLING + 3: 0.2, planted.n_steps + N_SETTLING + 4: 0.035}
     stalled, calm = planted.turns.take_block(), planted.turns.take_block()
     assert stalled.stalled_s == pytest.approx(0.21), "0.045 s are less than five usual steps"
-    assert stalled.seconds == pytest.approx(10 * 0.01 + 0.235)
+    assert stalled.seconds == pytest.approx(MIN_BLOCK_STEPS * 0.01 + 0.235)
     assert (calm.stalled_s, calm.n_samples) == (0, stalled.n_samples)
 
 

@@ -110,6 +110,14 @@ def test_arms_take_turns_in_mirrored_rounds_of_random_order_for_the_time_they_ha
     assert len(machine.turns) == 4 * MIN_ROUNDS, "however long a block takes"
 
 
+@pytest.mark.parametrize(("block_s", "n_rounds"), [(0.04, 5), (0.08, 4), (0.12, 4), (0.2, 3), (0.3, 2), (9.0, 2)])
+def test_a_group_holds_the_rounds_that_are_wanted_where_they_fit(block_s, n_rounds):
+    machine = FakeMachine()
+    arms = {name: machine.build_arm(name, 1000.0, seconds=block_s) for name in "ab"}
+    run_group(arms, seconds=0.8, n_rounds=4, clock=machine.clock)
+    assert len(machine.turns) == 4 * n_rounds
+
+
 @pytest.mark.parametrize(
     ("gain_pct", "half_pct", "verdict"),
     [

@@ -28,6 +28,7 @@ from fulltilt.tuner.trials.kinds import END, TAKE_BLOCK
 from fulltilt.tuner.trials.process import Watch, run_trial_process
 
 Name = TypeVar("Name", bound=Hashable)
+N_ROUNDS = 4  # of a group: with other work on the cores a round takes long, and tells little
 END_PATIENCE_S = 10.0  # for a process that waits for an order, to end of itself
 
 
@@ -90,7 +91,7 @@ class GroupRunner:
     def _take_turns(self, requests: Mapping[Name, TrialRequest], *, is_last: bool = False) -> dict[Name, Turns]:
         try:
             with open_arms(self._find_zygote, share_memory(requests), self.folder) as arms:
-                turns = run_group(arms)
+                turns = run_group(arms, n_rounds=N_ROUNDS)
         except ArmFailedError as error:
             if is_last or error.status != "error" or error.evidence.exit_code is not None:
                 raise  # else the server is gone, and nobody saw how the process ended: a new one is tried once
