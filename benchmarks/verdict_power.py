@@ -37,7 +37,7 @@ NEEDS_PEERS = False
 DEVICES = ("cpu",)
 
 N_REPEATS = 20
-RARE = 4  # of so many repeats, one measures the former way, too, and what has no goal
+RARE = 8  # of so many repeats, one measures the former way, too, and what has no goal
 TURNS, WHOLE = "turns of live processes", "whole processes in turn"
 QUIET, BUSY = "quiet", "other work"
 STEP, LOADER = "bound by the step", "bound by the loader"
