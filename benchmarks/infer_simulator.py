@@ -15,10 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks._infer_calibration import calibrate
 from benchmarks._infer_tools import search
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm, judge, judge_median
-from fulltilt.infer.search.accept import calibrate, load_server, serve
+from fulltilt.infer.search.accept import load_server, serve
 from fulltilt.infer.search.policies import estimate_capacity
 from fulltilt.infer.search.simulate import compute_quantile_s, draw_arrivals, simulate_responses_s
 

@@ -48,7 +48,9 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_arguments(parser)
-    parser.add_argument("--weights", metavar="RUN_DIR", help="measure the newest checkpoint of this training")
+    measured = parser.add_mutually_exclusive_group()
+    measured.add_argument("--weights", metavar="RUN_DIR", help="measure the newest checkpoint of this training")
+    measured.add_argument("--artefact", metavar="DIR", help="measure what infer search chose, as it is served")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/infer/NAME)")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from fulltilt.infer import check
 
     config, words = read_config_and_words(args)
-    plan = check.plan_check(config, weights=args.weights)
+    plan = check.plan_check(config, weights=args.weights, artefact=args.artefact)
     out_dir = Path(args.out or Path("runs") / "infer" / plan.name)
     console = build_console(to_stderr=args.json == "-", is_screen=True)
     aside = build_console(to_stderr=True)

@@ -14,7 +14,9 @@ from fulltilt.config import Config, parse_call, plan_of
 from fulltilt.engine.checkpoints.files import find_checkpoint
 from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import list_rank_devices, read_machine, resolve_device
+from fulltilt.infer.artefact import read_manifest
 from fulltilt.infer.load.outcome import Estimate, Verdict
+from fulltilt.infer.manifest import Manifest
 from fulltilt.infer.process import run_measuring
 from fulltilt.infer.targets import (
     STATISTICS,
@@ -45,6 +47,7 @@ class CheckPlan:
 
     Attributes:
         weights: Folder of the training to measure; None: train in the check's own folder, or measure untrained weights.
+        artefact: Folder of what is measured instead, as it is served.
         must_train: Whether the check trains the model itself.
     """
 
@@ -54,6 +57,7 @@ class CheckPlan:
     load: Load
     device: str
     weights: Path | None
+    artefact: Path | None
     must_train: bool
 
 
@@ -93,7 +97,9 @@ class CheckResult:
     histogram: tuple[tuple[float, float, int], ...]
 
 
-def plan_check(config: Config, *, weights: str | None = None, needs_targets: bool = True) -> CheckPlan:
+def plan_check(
+    config: Config, *, weights: str | None = None, artefact: str | None = None, needs_targets: bool = True
+) -> CheckPlan:
     """Plan a check from a configuration, or say why it cannot be checked.
 
     Args:
@@ -101,7 +107,7 @@ def plan_check(config: Config, *, weights: str | None = None, needs_targets: boo
 
     Raises:
         ConfigError: no target, a load that is missing, several devices.
-        UsageError: ``weights`` holds no checkpoint.
+        UsageError: ``weights`` holds no checkpoint, ``artefact`` none of this task.
         DeviceError: the device is not there.
     """
     targets = plan_targets(config, needs_any=needs_targets)
@@ -109,14 +115,16 @@ def plan_check(config: Config, *, weights: str | None = None, needs_targets: boo
     folder = None if weights is None else Path(weights)
     if folder is not None and not find_checkpoint(folder):
         raise UsageError(f"--weights {folder} holds no checkpoint; name the folder of a training")
+    manifest = _read_artefact(config, artefact) if artefact else None
     return CheckPlan(
         config=config,
         name=config.run_name,
         targets=tuple(targets),
         load=load,
-        device=_choose_device(config),
+        device=manifest.device if manifest else _choose_device(config),
         weights=folder,
-        must_train=folder is None and ":" not in parse_call(config.task).name,
+        artefact=Path(artefact) if artefact else None,
+        must_train=not (folder or manifest) and ":" not in parse_call(config.task).name,
     )
 
 
@@ -159,6 +167,7 @@ def run_check(
         FulltiltError: nothing could be measured; see ``run_measuring``.
     """
     request = {**build_request(plan, weights), "load": encode(plan.load), "targets": encode(plan.targets)}
+    request["artefact"] = plan.artefact and str(plan.artefact)
     environment = list_environment(plan_of(plan.config))
     measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress, environment=environment)
     figures = decode(Figures, measured.pop("figures"))
@@ -208,6 +217,15 @@ def _name_measured(line: Mapping[str, Any]) -> list[Any]:
     weights, load = line["weights"] or {}, line["load"]
     named = [load[name] for name in ("requests_per_s", "samples_per_request", "scenario")]
     return [line["device"], weights.get("checkpoint"), *named]
+
+
+def _read_artefact(config: Config, folder: str) -> Manifest:
+    manifest, targets = read_manifest(Path(folder)), config.targets
+    if (task := manifest.config["config"]["task"]) != config.task:
+        raise UsageError(f"--artefact {folder} is of task {task}, the configuration of {config.task}; name one of it")
+    if targets.first_token_s or targets.tokens_per_s:
+        raise UsageError("an artefact answers whole samples: check first_token_s and tokens_per_s without --artefact")
+    return manifest
 
 
 def _choose_device(config: Config) -> str:

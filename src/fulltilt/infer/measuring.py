@@ -23,6 +23,7 @@ import torch
 from fulltilt.config import config_from_values, inference_plan_of, plan_of
 from fulltilt.errors import FulltiltError, PlanObstacleError, UsageError
 from fulltilt.hardware import read_rss_bytes, read_status_bytes
+from fulltilt.infer.artefact import open_artefact
 from fulltilt.infer.engines._torch import apply_levers
 from fulltilt.infer.gates.accuracy import compare_outputs
 from fulltilt.infer.gates.effect import is_eager
@@ -135,6 +136,8 @@ def open_model(message: Mapping[str, Any], load: Load) -> Requests:
     Raises:
         UsageError: a lever cannot apply, or the engine is one that ``infer search`` builds.
     """
+    if message.get("artefact"):
+        return open_built(Path(message["artefact"]), load)
     config = config_from_values(message["config"], base_dir=message["base_dir"], provenance=message["provenance"])
     weights = Path(message["weights"]) if message["weights"] else None
     model = build_inference_model(config, device=message["device"], weights=weights, n_samples=N_SAMPLES)
@@ -164,6 +167,25 @@ def open_model(message: Mapping[str, Any], load: Load) -> Requests:
             f"targets.first_token_s and tokens_per_s are of models that write text; {config.task} does not"
         )
     return Requests(answer, model.samples, load.samples_per_request, said)
+
+
+def open_built(folder: Path, load: Load) -> Requests:
+    """Open an artefact as a service does.
+
+    Raises:
+        UsageError: eager would answer in its place.
+    """
+    artefact = open_artefact(folder)
+    if artefact.is_fallback:
+        raise UsageError("; ".join(artefact.notes))
+    found, metrics, notes = artefact.manifest.accuracy, dict[str, Any](), list[str]()
+    if found is not None:
+        metrics = {found.metric: found.metric_here} if found.metric else metrics
+        notes.append(f"the error is {found.sqnr_db:.0f} dB below the answers of eager fp32")
+    said = {"inputs": "samples that it keeps", "notes": notes, "levers": dict(artefact.plan)}
+    said |= {"weights": {"checkpoint": str(folder), "metrics": metrics}}
+    said |= {"n_parameters": artefact.manifest.n_parameters}
+    return Requests(artefact.answer, artefact.samples, load.samples_per_request, said)
 
 
 def start_meter(device: str) -> Callable[[], tuple[float, float]]:

@@ -22,7 +22,9 @@ from fulltilt.infer.artefact import (
     write_manifest,
 )
 from fulltilt.infer.building import judge_candidate
+from fulltilt.infer.check import plan_check
 from fulltilt.infer.joining import read_samples, write_samples
+from fulltilt.infer.measuring import open_model
 from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.verifying import run as verify_here
 from fulltilt.infer.verifying import verify_artefact
@@ -244,6 +246,26 @@ def test_verify_passes_what_holds_and_admits_it_for_another_release(folder, monk
     assert find_mismatch(read_manifest(folder)) is None
     assert not open_artefact(folder).is_fallback
     assert verify(folder)["admitted"] is None
+
+
+def test_a_check_measures_an_artefact_as_it_is_served_and_none_of_another_task(folder):
+    def plan(task=TASK, **targets):
+        config = {"task": task, "run": {"device": "cpu"}, "targets": {"requests_per_s": 9.0, **targets}}
+        return plan_check(config_from_values(config, base_dir=""), artefact=str(folder))
+
+    checked = plan(samples_per_hour=1.0)
+    assert (checked.artefact, checked.must_train) == (folder, False)
+    requests = open_model({"artefact": str(folder)}, checked.load)
+    assert requests.answer() > 0
+    assert requests.said["levers"]["quantization"] == "int8"
+    assert requests.said["weights"]["checkpoint"] == str(folder)
+    with pytest.raises(UsageError, match=f"is of task {TASK}, the configuration of classification"):
+        plan("classification", samples_per_hour=1.0)
+    with pytest.raises(UsageError, match="check first_token_s and tokens_per_s without --artefact"):
+        plan(first_token_s={"p95": 1.0})
+    change_manifest(folder, built_with={})
+    with pytest.raises(UsageError, match="eager fp32 answers instead: built with torch None"):
+        open_model({"artefact": str(folder)}, checked.load)
 
 
 def test_an_artefact_that_can_only_be_read_is_verified_too(folder, tmp_path, monkeypatch):

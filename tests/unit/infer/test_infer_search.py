@@ -78,7 +78,7 @@ class MadeUpBench:
                 group = Group(failed=(name, "failed", "it crashed"))
         return self._take(took_s, group, f"{question}: {', '.join(arms)}", time_s)
 
-    def accept(self, row, goal, arrivals, **time_s):
+    def accept(self, row, goal, **time_s):
         load = {"requests_per_s": goal.requests_per_s, "quantile": goal.quantile, "limit_s": goal.limit_s}
         return self._take(self.accept_s, Live(verdict="met", measured_s=0.01, **load), f"accept {row.name}", time_s)
 
@@ -190,7 +190,7 @@ def test_loads_have_their_part_of_the_budget(tmp_path):
 def accept_by(found, monkeypatch, **verdicts):
     """Have loads end as ``verdicts`` say, of eager and of the others."""
 
-    def accept(row, goal, arrivals, **time_s):
+    def accept(row, goal, **time_s):
         load = {"requests_per_s": goal.requests_per_s, "quantile": goal.quantile, "limit_s": goal.limit_s}
         return Live(**load, **verdicts["eager" if row.name == "eager fp32" else "others"])
 

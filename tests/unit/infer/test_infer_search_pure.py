@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import math
-import socket
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from fulltilt.hardware import read_machine
 from fulltilt.infer.artefact import write_manifest
 from fulltilt.infer.check import plan_check
 from fulltilt.infer.manifest import Accuracy, Policy
-from fulltilt.infer.search import accept
 from fulltilt.infer.search.candidates import build_baseline, list_combinations, list_variants, name_plan
 from fulltilt.infer.search.journal import FILE, Journal, OverError
 from fulltilt.infer.search.policies import Goal, choose_policy, estimate_capacity, list_policies
@@ -81,47 +78,6 @@ def test_a_request_ends_with_its_last_sample_and_pays_what_is_beside_the_model()
     alone = simulate_responses_s(arrivals, 0.01, Policy(max_batch=2), service)
     assert alone == pytest.approx([2 * 0.01 + 3 * 0.001 + 0.002] * 50)
     assert simulate_responses_s(arrivals, 0.01, Policy(max_batch=4), service) == pytest.approx([0.015] * 50)
-
-
-def test_two_loads_of_a_server_tell_what_the_surface_does_not_know(monkeypatch):
-    """The server here is a simulated one whose calls take twice as long, beside what requests and samples take."""
-    row = Candidate(name="a", plan=PLAN, policy=Policy(), surface=build_surface(lambda b, n: 0.01, (1, 2), (1, 2)))
-    true = Service(estimate_s=lambda b, n: 0.02, request_s=(0.003, 0.004, 0.02), sample_s=0.005)
-    arrivals, calls = draw_arrivals((1,), 1, n=4000), [np.zeros(3), np.array([0.02 * 80, 80, 80])]
-
-    def load(url, goal, rate, *, seconds):
-        simulated_s = simulate_responses_s(arrivals.cut(round(rate * seconds)), rate, Policy(), true)
-        return SimpleNamespace(select=lambda: SimpleNamespace(response_s=np.array(simulated_s)))
-
-    monkeypatch.setattr(accept, "CALIBRATION_S", 20.0)
-    monkeypatch.setattr(accept, "load_server", load)
-    monkeypatch.setattr(accept, "read_calls", lambda url: calls.pop(0))
-    found = accept.calibrate("", row, Goal(), arrivals, 20.0)
-    plain = row.surface.build_service()
-    errors = []
-    for rate in (8, 14, 20, 28, 32):
-        responses_s = [simulate_responses_s(arrivals, rate, Policy(), service) for service in (true, found, plain)]
-        measured_s, predicted_s, before_s = (compute_quantile_s(each, 0.99) for each in responses_s)
-        errors.append(abs(predicted_s / measured_s - 1))
-        assert abs(before_s / measured_s - 1) > 0.5
-    assert np.median(errors) <= 0.15
-    assert max(errors) <= 0.3
-
-
-def test_a_load_of_few_requests_is_not_calibrated_and_a_server_that_is_gone_is_told(monkeypatch):
-    row = Candidate(name="a", plan=PLAN, policy=Policy(), surface=build_surface())
-    arrivals = draw_arrivals((1,), 1)
-    assert accept.calibrate("", row, Goal(), arrivals, 1.0).request_s == (0.0,), "one in 5 s: there may be none in 4 s"
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    with pytest.raises(FulltiltError, match=r"the server was gone under load \(.*refused"):
-        accept.calibrate(url, row, Goal(), arrivals, 20.0)
-    calls = np.array([1.0, 9.0, 9.0])
-    monkeypatch.setattr(accept, "read_calls", lambda url: calls)
-    answers = SimpleNamespace(select=lambda: SimpleNamespace(response_s=np.array([math.inf])))
-    monkeypatch.setattr(accept, "load_server", lambda *_, **__: answers)
-    with pytest.raises(FulltiltError, match="no request reached the model"):
-        accept.calibrate(url, row, Goal(), arrivals, 20.0)
 
 
 def test_other_code_or_limits_of_the_user_set_what_was_measured_aside(tmp_path, monkeypatch):
@@ -304,9 +260,7 @@ def test_the_front_leaves_out_who_is_beaten_in_all_respects():
 
 
 def test_who_was_accepted_under_load_is_chosen_before_who_was_not():
-    live = Live(
-        verdict="met", requests_per_s=9, quantile=0.99, limit_s=1, measured_s=0.1, predicted_s=0.1, n_responses=500
-    )
+    live = Live(verdict="met", requests_per_s=9, quantile=0.99, limit_s=1, measured_s=0.1, n_responses=500)
     goal = Goal(requests_per_s=9, limit_s=1.0)
     rows = [
         build_row("promising", 300, 0.0, 0.5, capacity_requests_per_s=30.0),
@@ -397,7 +351,7 @@ def build_result(tmp_path, n_refused):
         sqnr_db=30.0, max_abs_error=0.1, n_samples=9, metric="accuracy", metric_fp32=0.978, metric_here=0.977
     )
     best = build_row("onnx int8", 510.0, 0.0, 0.1, "chosen", gain=gain, policy=Policy(max_batch=8))
-    best.accuracy, best.live = accuracy, Live(measured_s=0.023, predicted_s=0.02, **live)
+    best.accuracy, best.live = accuracy, Live(measured_s=0.023, **live)
     rows = [best, build_row("eager fp32", 100.0, 0.0, 0.4, "baseline", response_s=0.03)]
     rows += [
         Candidate(name=f"r{i}", plan=PLAN, status="refused", reason="it is 20 dB off " * 9) for i in range(n_refused)

@@ -20,7 +20,6 @@ from fulltilt.infer.search.accept import accept
 from fulltilt.infer.search.journal import Journal, OverError
 from fulltilt.infer.search.policies import Goal
 from fulltilt.infer.search.result import Candidate, Live, Status
-from fulltilt.infer.search.simulate import Arrivals
 from fulltilt.levers import Facts
 from fulltilt.records import Plan, WorkloadSource, decode, encode
 from fulltilt.stats import Turns, run_group
@@ -164,11 +163,11 @@ class ProcessBench:
             cpu_pressure_pct=None if waited_us is None else waited_us / seconds / 1e4,
         )
 
-    def accept(self, row: Candidate, goal: Goal, arrivals: Arrivals, **time_s: float) -> Live:
+    def accept(self, row: Candidate, goal: Goal, **time_s: float) -> Live:
         """Serve a candidate with its policy, and load it."""
         self.tell(f"{row.name} under load")
         folder, logs = self.find_artefact(row.name), self.folder / "logs"
-        find = lambda limit_s: encode(accept(row, folder, goal, arrivals, logs, limit_s))  # noqa: E731
+        find = lambda limit_s: encode(accept(row, folder, goal, logs, limit_s))  # noqa: E731
         return decode(Live, self.journal.ask(f"accept {row.name} {row.policy} {goal}", find, **time_s))
 
 

@@ -35,7 +35,6 @@ class Live:
 
     Attributes:
         verdict: met, missed or not proven, by the sequential test.
-        predicted_s: What the simulation said of the same load.
     """
 
     verdict: str
@@ -44,7 +43,6 @@ class Live:
     limit_s: float
     samples_per_request: int = 1
     measured_s: float | None = None
-    predicted_s: float | None = None
     n_responses: int = 0
     why: str | None = None
 

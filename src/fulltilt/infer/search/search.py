@@ -271,7 +271,7 @@ class Search:
             begin_s = self.bench.spent_s
             limits_s = {"limit_s": self.budget_s - begin_s, "expected_s": expected_s}
             try:
-                row.live = self.bench.accept(row, self.goal, self.arrivals, **limits_s)
+                row.live = self.bench.accept(row, self.goal, **limits_s)
             except OverError:
                 row.reason = f"{OVER} it was accepted under load"
                 continue
