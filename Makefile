@@ -65,6 +65,7 @@ docs: $(INSTALLED) ## write the generated pages again
 	@$(BIN)/python -m fulltilt.config.document > docs/config.md
 	@$(BIN)/python -m benchmarks._document > docs/measured.md
 	@$(BIN)/python -m benchmarks._readme
+	@$(BIN)/python scripts/draw_readme.py
 
 clean: ## remove the environments and what the demo wrote; runs/ stays
 	rm -rf $(VENV) .venv-peers demo

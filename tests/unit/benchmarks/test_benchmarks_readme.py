@@ -9,6 +9,7 @@ import pytest
 from benchmarks._readme import END, PAGES, ROWS, START, build_table, replace_table, say
 from benchmarks._runner import RESULTS
 from benchmarks._schema import BenchmarkResult
+from scripts import draw_readme
 
 from fulltilt.records import dumps, loads
 
@@ -60,3 +61,7 @@ def test_a_page_without_markers_is_refused():
 
 def test_figures_are_printed_as_one_reads_them():
     assert [say(-8.4), say(-0.2), say(123_321.6), say(0.0049, 2)] == ["−8", "0", "123,322", "0.00"]
+
+
+def test_the_picture_is_what_the_recorded_search_ended_with():
+    assert draw_readme.PICTURE.read_text("utf-8") == draw_readme.draw_picture(), "run python scripts/draw_readme.py"
