@@ -182,7 +182,7 @@ def open_built(folder: Path, load: Load) -> Requests:
     if found is not None:
         metrics = {found.metric: found.metric_here} if found.metric else metrics
         notes.append(f"the error is {found.sqnr_db:.0f} dB below the answers of eager fp32")
-    said = {"inputs": "samples that it keeps", "notes": notes, "levers": dict(artefact.plan)}
+    said = {"inputs": "artefact's own", "notes": notes, "levers": dict(artefact.plan)}
     said |= {"weights": {"checkpoint": str(folder), "metrics": metrics}}
     said |= {"n_parameters": artefact.manifest.n_parameters}
     return Requests(artefact.answer, artefact.samples, load.samples_per_request, said)
