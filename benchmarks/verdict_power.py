@@ -118,6 +118,7 @@ def run(context: Context) -> Findings:
     notes = (
         "difference: work added to each step, or to each sample of the loader, as a share of the time it takes",
         "other work: a process a core, busy and idle in turn for random 0.2 to 2 s each",
+        f"pairs of 2 % and the former way: in the first of every {RARE} repeats alone",
         "found: called faster (equal, where nothing differs) within the seconds of the case; seconds begin with the "
         "start of the server that processes are forked from",
         f"{WHOLE}: rounds of both in alternating order for as long as the turns took, two at least, judged once by "

@@ -24,7 +24,7 @@ PICTURE = ROOT / "docs" / "images" / "tune.svg"
 
 def draw_picture() -> str:
     """Draw the screen that the search ended with."""
-    document = json.loads(RESULT.read_text())
+    document = json.loads(RESULT.read_text("utf-8"))
     files = f"{document['folder']}/report.html, tune.json, trials.csv"
     first, *rest = build_screen(document, files=files, apply=f"{COMMAND} --apply {CONFIG}")
     console = Console(record=True, width=WIDTH + 2, file=io.StringIO(), force_terminal=True, highlight=False)
@@ -38,4 +38,4 @@ def draw_picture() -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(draw_picture())
+    PICTURE.write_text(draw_picture(), "utf-8")

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workload_arguments(parser)
     measured = parser.add_mutually_exclusive_group()
     measured.add_argument("--weights", metavar="RUN_DIR", help="measure the newest checkpoint of this training")
-    measured.add_argument("--artefact", metavar="DIR", help="measure what infer search chose, as it is served")
+    measured.add_argument("--artefact", metavar="DIR", help="measure this artefact of infer search, request by request")
     parser.add_argument("--out", metavar="DIR", help="where to write (default runs/infer/NAME)")
     parser.add_argument("--json", metavar="F", help="write the result as JSON (- for stdout)")
 
@@ -173,8 +173,10 @@ def _describe_model(result: CheckResult, *, is_new: bool) -> list[str]:
     if result.weights is None:
         return [f"{model}, as its function builds it"]
     figures = ", ".join(f"{name} {value:.4g}" for name, value in result.weights["metrics"].items() if "/" not in name)
-    origin = "trained just now" if is_new else "trained earlier"
-    return [f"{model}, {origin} ({figures or 'not evaluated'})", f"weights: {result.weights['checkpoint']}"]
+    kind, origin = "weights", "trained just now" if is_new else "trained earlier"
+    if result.weights["kind"] == "artefact":
+        kind, origin = "artefact", "as infer search built it"
+    return [f"{model}, {origin} ({figures or 'not evaluated'})", f"{kind}: {result.weights['checkpoint']}"]
 
 
 def _describe_details(result: CheckResult) -> list[str]:

@@ -47,7 +47,7 @@ class CheckPlan:
 
     Attributes:
         weights: Folder of the training to measure; None: train in the check's own folder, or measure untrained weights.
-        artefact: Folder of what is measured instead, as it is served.
+        artefact: Folder of what is measured instead.
         must_train: Whether the check trains the model itself.
     """
 
@@ -71,7 +71,7 @@ class CheckResult:
         weights: The measured checkpoint and its training metrics; None: the model as its function built it.
         keeps_up: Whether the model answers requests faster than they arrive; None: there is no load.
         memory_gib: Peak of the device used, from the built model to the last answer; the mean is over the same time.
-        levers: Levers of inference, read back from the measuring process.
+        levers: Levers of inference, read back from the measuring process; of an artefact, those of its manifest.
         histogram: Of the response where there is one, else of the latency: two bounds in ms, requests between them.
     """
 
@@ -115,7 +115,7 @@ def plan_check(
     folder = None if weights is None else Path(weights)
     if folder is not None and not find_checkpoint(folder):
         raise UsageError(f"--weights {folder} holds no checkpoint; name the folder of a training")
-    manifest = _read_artefact(config, artefact) if artefact else None
+    manifest = None if artefact is None else _read_artefact(config, artefact)
     return CheckPlan(
         config=config,
         name=config.run_name,
@@ -123,7 +123,7 @@ def plan_check(
         load=load,
         device=manifest.device if manifest else _choose_device(config),
         weights=folder,
-        artefact=Path(artefact) if artefact else None,
+        artefact=None if artefact is None else Path(artefact),
         must_train=not (folder or manifest) and ":" not in parse_call(config.task).name,
     )
 
@@ -168,7 +168,7 @@ def run_check(
     """
     request = {**build_request(plan, weights), "load": encode(plan.load), "targets": encode(plan.targets)}
     request["artefact"] = plan.artefact and str(plan.artefact)
-    environment = list_environment(plan_of(plan.config))
+    environment = {} if plan.artefact else list_environment(plan_of(plan.config))
     measured = run_measuring(request, log_path=out_dir / LOG, on_progress=on_progress, environment=environment)
     figures = decode(Figures, measured.pop("figures"))
     load = dataclasses.replace(plan.load, n_requests=len(figures.response_s))

@@ -1,4 +1,4 @@
-"""Build the model, warm it up and measure it, in the measuring process. Imports torch.
+"""Build the model or open an artefact, warm it up and measure it, in the measuring process.
 
 The process only infers, so its memory is that of inference. It answers with one object a line:
 ``{"progress": {"done", "total"}}``, then ``{"measured": {…}}`` or ``{"failure": {…}}``.
@@ -16,27 +16,25 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from fulltilt.config import config_from_values, inference_plan_of, plan_of
 from fulltilt.errors import FulltiltError, PlanObstacleError, UsageError
 from fulltilt.hardware import read_rss_bytes, read_status_bytes
 from fulltilt.infer.artefact import open_artefact
-from fulltilt.infer.engines._torch import apply_levers
 from fulltilt.infer.gates.accuracy import compare_outputs
 from fulltilt.infer.gates.effect import is_eager
-from fulltilt.infer.generate.decoding import Writer, find_writer
 from fulltilt.infer.joining import Sample
 from fulltilt.infer.load import loop
 from fulltilt.infer.load.arrivals import plan_arrivals
-from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.targets import QUANTILES, Figures, Load, Target, count_at_most, examine_target, judge
 from fulltilt.levers import find_obstacles, load_inference_catalogue
 from fulltilt.levers.precision import resolve
 from fulltilt.records import decode, encode
 from fulltilt.tuner.trials.measuring import Answer
+
+if TYPE_CHECKING:
+    from fulltilt.infer.generate.decoding import Writer
 
 TRAINING = ("channels_last", "compile")  # levers of speed that training alone has
 N_JUDGED = 16  # samples that eager fp32 answers too, where the plan is another
@@ -63,14 +61,14 @@ class Requests:
     def __init__(
         self, run: Callable[[list[Sample]], Any], samples: Sequence[Sample], n_samples: int, said: Mapping[str, Any]
     ):
-        self._run, self._samples, self._n, self.said = run, itertools.cycle(samples), n_samples, said
+        self.run, self._samples, self._n, self.said = run, itertools.cycle(samples), n_samples, said
         self.first_s: list[float] = []
 
     def answer(self) -> float:
         """Answer the next request and return the seconds it took."""
         samples = list(itertools.islice(self._samples, self._n))
         begin_s = time.perf_counter()
-        self._run(samples)
+        self.run(samples)
         return time.perf_counter() - begin_s
 
 
@@ -81,7 +79,7 @@ class TextRequests(Requests):
         UsageError: no prompt fits with its continuation.
     """
 
-    def __init__(self, writer: Writer, samples: Sequence[Sample], load: Load, said: Mapping[str, Any]):
+    def __init__(self, writer: "Writer", samples: Sequence[Sample], load: Load, said: Mapping[str, Any]):
         room = None if writer.max_length is None else writer.max_length - load.new_tokens
         if room is not None and room < 1:
             raise UsageError(
@@ -131,13 +129,17 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
 
 
 def open_model(message: Mapping[str, Any], load: Load) -> Requests:
-    """Build the model of a configuration, with the levers of inference that it states.
+    """Build the model of a configuration, with the levers of inference that it states. Imports torch.
 
     Raises:
         UsageError: a lever cannot apply, or the engine is one that ``infer search`` builds.
     """
     if message.get("artefact"):
         return open_built(Path(message["artefact"]), load)
+    from fulltilt.infer.engines._torch import apply_levers
+    from fulltilt.infer.generate.decoding import find_writer
+    from fulltilt.infer.model import build_inference_model
+
     config = config_from_values(message["config"], base_dir=message["base_dir"], provenance=message["provenance"])
     weights = Path(message["weights"]) if message["weights"] else None
     model = build_inference_model(config, device=message["device"], weights=weights, n_samples=N_SAMPLES)
@@ -170,7 +172,7 @@ def open_model(message: Mapping[str, Any], load: Load) -> Requests:
 
 
 def open_built(folder: Path, load: Load) -> Requests:
-    """Open an artefact as a service does.
+    """Open an artefact. Imports torch only where its engine does, so its memory is that of its service.
 
     Raises:
         UsageError: eager would answer in its place.
@@ -178,12 +180,13 @@ def open_built(folder: Path, load: Load) -> Requests:
     artefact = open_artefact(folder)
     if artefact.is_fallback:
         raise UsageError("; ".join(artefact.notes))
-    found, metrics, notes = artefact.manifest.accuracy, dict[str, Any](), list[str]()
+    found, metrics = artefact.manifest.accuracy, dict[str, Any]()
+    notes = ["device, levers and model are the artefact's; requests are answered one after the other, none joined"]
     if found is not None:
         metrics = {found.metric: found.metric_here} if found.metric else metrics
         notes.append(f"the error is {found.sqnr_db:.0f} dB below the answers of eager fp32")
     said = {"inputs": "artefact's own", "notes": notes, "levers": dict(artefact.plan)}
-    said |= {"weights": {"checkpoint": str(folder), "metrics": metrics}}
+    said |= {"weights": {"checkpoint": str(folder), "kind": "artefact", "metrics": metrics}}
     said |= {"n_parameters": artefact.manifest.n_parameters}
     return Requests(artefact.answer, artefact.samples, load.samples_per_request, said)
 
@@ -198,6 +201,8 @@ def start_meter(device: str) -> Callable[[], tuple[float, float]]:
             Path("/proc/self/clear_refs").write_text("5")
         read, read_peak = functools.partial(read_rss_bytes, os.getpid()), functools.partial(read_status_bytes, "VmHWM")
     else:
+        import torch
+
         torch.cuda.reset_peak_memory_stats(device)
         memory = torch.cuda
         read, read_peak = (functools.partial(f, device) for f in (memory.memory_reserved, memory.max_memory_reserved))

@@ -29,7 +29,7 @@ LOOKS = (4, 6, 8, 10, 13, 16, 20, 25, 32, 40)  # groups after which a comparison
 LEAST_GROUPS, LEAST_CONFIDENCE = 3, 0.99  # of a claim, where the time ended before the first look
 GROUP_S = 0.8  # of turns, for each pair of arms
 MIN_ROUNDS = 2
-MOST_S = 2.0  # of turns, for each pair of arms, while there are fewer rounds than wanted
+MOST_S = 2.0  # of turns, for each pair of arms: after it no round begins only because more are wanted
 STALLED_PCT = 5.0  # of the time, in stalled steps: from here on a machine is busy
 
 
@@ -161,12 +161,12 @@ def run_group(
     """Run rounds of the arms for so many seconds a pair, and at least two.
 
     Args:
-        n_rounds: How many are wanted, where they fit into two seconds a pair.
+        n_rounds: How many are wanted; after two seconds a pair none begins for that.
     """
     rng, names = rng or random.Random(), list(arms)
     rounds: list[dict[Name, list[Block]]] = []
-    begin_s, n_pairs = clock(), len(names) / 2
-    while len(rounds) < MIN_ROUNDS or clock() - begin_s < n_pairs * (seconds if len(rounds) >= n_rounds else MOST_S):
+    begin_s, n_pairs, most_s = clock(), len(names) / 2, max(seconds, MOST_S)
+    while len(rounds) < MIN_ROUNDS or clock() - begin_s < n_pairs * (seconds if len(rounds) >= n_rounds else most_s):
         order = rng.sample(names, len(names))
         blocks: dict[Name, list[Block]] = {name: [] for name in names}
         for name in (*order, *reversed(order)):

@@ -35,7 +35,8 @@ class Service:
 
     Attributes:
         estimate_s: (samples, padded length) → seconds of the model's call.
-        request_s: Seconds that a request takes beside the model while others go on, of which one is drawn for each.
+        request_s: Seconds that a request takes beside the model while others go on, of which one is drawn for each. A
+            search knows none; a server that was measured has some.
         sample_s: Seconds beside the call that each of its samples keeps the model from the next batch.
     """
 
