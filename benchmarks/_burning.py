@@ -27,8 +27,8 @@ def burn(seconds: float, read_s: ReadClock = time.thread_time) -> None:
 class BurningNet(nn.Module):
     """A small convolutional network whose steps take ``1 + extra`` times the main thread's time of one without.
 
-    All threads do what is added, and no memory is taken for it: in a pause threads would fall asleep, and another order
-    of allocations changed the speed of the rest by 7 %.
+    What is added takes no memory and is of all threads, as a step is: a pause of one thread slowed down the rest of a
+    step, and added forward passes sped it up.
     """
 
     def __init__(self, extra: float, read_s: ReadClock = time.thread_time):

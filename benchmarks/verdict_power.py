@@ -57,7 +57,7 @@ class Cell(NamedTuple):
     difference_pct: int
     limit_s: float
     has_former: bool = False  # whether the former way is measured, too
-    is_rare: bool = False
+    is_rare: bool = False  # whether it is compared as seldom as in the former way
 
     @property
     def name(self) -> str:

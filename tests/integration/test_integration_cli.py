@@ -117,6 +117,7 @@ def test_the_pick_is_in_the_yaml_and_the_comments_too(searched):
     assert all(line in written for line in comments)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("lent_server")
 def test_the_guides_door_is_the_same_search(searched, run_script, monkeypatch):
     """The same search again, under the guide's name and flags, finds its rows and runs nothing."""
@@ -183,6 +184,7 @@ def test_data_make_writes_what_tune_reads(call, run_script):
     assert "--force" in call("data", "make", "events.h5", expect=2).err
 
 
+@pytest.mark.slow
 def test_a_workload_of_the_users_own_is_tuned_by_its_import_path(tmp_path, call):
     (tmp_path / "my_module.py").write_text(
         "import torch\nfrom torch import nn\nfrom torch.utils.data import TensorDataset\nimport fulltilt\n\n"

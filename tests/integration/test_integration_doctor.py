@@ -206,6 +206,7 @@ print(repr(loss.item()))
 """
 
 
+@pytest.mark.slow
 def test_awkward_scripts_run_as_they_do_alone(tmp_path):
     """Optimizers inside optimizers, a loader without a length, a file that is read back, a new file every step."""
     said = {}
