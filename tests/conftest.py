@@ -27,6 +27,13 @@ for name in tuple(os.environ):
         del os.environ[name]
 
 
+def pytest_collection_modifyitems(items):
+    """What torch warns of on a GPU differs by card and version, and is no failure of ours."""
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
 RUN, QUEUE = Path(__file__), Path(__file__).parents[1] / "pyproject.toml"
 """What the processes of a test run lock, in place of files made for it: whether a test runs, and who is next."""
 

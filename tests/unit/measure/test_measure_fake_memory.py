@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import gc
 import itertools
 import os
 
@@ -213,13 +214,19 @@ def test_a_batch_without_rows_is_refused():
 def test_on_a_gpu_it_agrees_with_the_allocator_within_ten_percent(levers):
     workload = build_workload()
     fake = estimate(workload, 4096, device="cuda", **levers)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run = build_run(None, default_plan({"batch_size": 2, **levers}), device="cuda", workload=workload)
-    step = TrainStep(dataclasses.replace(run, batch_size=4096))
-    for _ in range(2):
-        step(iter([grow(run, 4096)]), NullTimer())
-    real = torch.cuda.max_memory_allocated() - before
+
+    def measure(batch_size: int) -> int:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run = build_run(None, default_plan({"batch_size": 2, **levers}), device="cuda", workload=workload)
+        step = TrainStep(dataclasses.replace(run, batch_size=batch_size))
+        for _ in range(2):
+            step(iter([grow(run, batch_size)]), NullTimer())
+        return torch.cuda.max_memory_allocated() - before
+
+    measure(2)  # the first steps of a process on an H200 took 73 MiB more
+    real = measure(4096)
     # On an H200 it was 8 MiB lower, 6 and 9 %: most likely what an operator takes for itself; nobody looked it up.
     assert fake.total_bytes == pytest.approx(real, rel=0.1)
