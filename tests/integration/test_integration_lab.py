@@ -328,7 +328,7 @@ def test_killed_at_any_moment_six_results_each_once(tmp_path, monkeypatch):
         lambda folder: [sys.executable, str(STAND_IN), str(tmp_path / "grid.yaml"), str(folder)],
         lambda n: tmp_path / f"lab{n}",
         seed,
-        n_kills=20,
+        n_kills=10,
         longest_s=2.0,
     )
 
@@ -341,7 +341,7 @@ def test_killed_at_any_moment_with_real_trainings(tmp_path):
         lambda folder: lab_command("submit", "--local", CONFIGS / "parallel_grid.yaml", "epochs=2", folder=folder),
         lambda n: tmp_path / f"lab{n}",
         seed,
-        n_kills=5,
+        n_kills=4,
         longest_s=15.0,
     )
 
