@@ -225,7 +225,13 @@ def keep_traceback(error: BaseException, path: Path | None = None) -> str:
         path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return f" (log: {path})"
+    return f" (log: {name_file(path)})"
+
+
+def name_file(file: str | Path) -> str:
+    """Name a file as the user would: relative to the current folder where it lies below that."""
+    here, path = Path.cwd().resolve(), Path(file).resolve()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def find_log(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._signals import Terminated
-from fulltilt.errors import ConfigError, UsageError, strip_control_codes
+from fulltilt.errors import ConfigError, UsageError, name_file, strip_control_codes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,6 +38,7 @@ class JsonDestination(str):
 
     def __init__(self, place: str):
         self.stdout = sys.stdout  # while a command runs, what it prints goes to stderr
+        self.path = Path(str(place)).absolute()  # code of the model or the data may change the working folder
 
     def find_obstacle(self) -> str | None:
         """Return why no document can be written there, with the remedy; None where one can."""
@@ -213,7 +214,7 @@ def describe_saved(folders: list[Path]) -> str:
 
     kept = "nothing was saved yet" if folders else "training had not begun"
     for folder in filter(find_checkpoint, folders):
-        kept = f"saved in {folder}; --resume goes on from the newest checkpoint"
+        kept = f"saved in {name_file(folder)}; --resume goes on from the newest checkpoint"
     return kept
 
 
@@ -269,6 +270,6 @@ def write_json(destination: str | None, document: object) -> None:
         stdout.buffer.write(text.encode(errors="backslashreplace"))  # JSON is UTF-8, whatever the terminal takes
         stdout.buffer.flush()
     else:
-        write_atomic(Path(destination), text)
+        write_atomic(destination.path if isinstance(destination, JsonDestination) else Path(destination), text)
     if isinstance(destination, JsonDestination):
         destination.is_written = True

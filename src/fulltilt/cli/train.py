@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    here = Path.cwd()  # code of the model or the data may change it, as early as it is imported
     config = read_config_to_train(args)
     if args.profile_data:
         return run_data_profile(config, json_to=args.json)
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         from fulltilt.engine.loop.train import train
 
         out_dir, said, resume = (Path(args.out), None, args.resume) if args.out else _choose_folder(args, config)
+        shown, out_dir = out_dir, here / out_dir
         folders.append(out_dir)
         result = train(
             config,
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             resume=resume,
             memory_limit_bytes=read_memory_limit_bytes(args),
         )
-        return _tell(args, result, out_dir)
+        return _tell(args, result, out_dir, shown)
 
 
 def _choose_folder(args: argparse.Namespace, config: Config) -> tuple[Path, str | None, bool]:
@@ -104,7 +106,7 @@ def _build_listeners(args: argparse.Namespace, config: Config, out_dir: Path, sa
     return [*listeners, tell_folder, ProgressBar(console)]
 
 
-def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:
+def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path, shown: Path) -> int:
     """Print what training came to, in one sentence, and where its files are."""
     from fulltilt.cli.report import write_training_report
     from fulltilt.engine.ranks.world import is_first_rank
@@ -127,5 +129,5 @@ def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path) -> int:
     print_result(console, f"{said} after {result.step:,} step{'s' if result.step != 1 else ''}, {took}.")
     for name, value in result.metrics.items() if args.verbose else ():
         console.print(f"  {name} {value:.6g}")
-    console.print(f"files: {out_dir}", soft_wrap=True)
+    console.print(f"files: {shown}", soft_wrap=True)
     return 0

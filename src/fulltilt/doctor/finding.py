@@ -1,7 +1,6 @@
 """``Finding``: a line of code that a rule suspects, or that was proved to cost time."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any, Literal
 
 Verdict = Literal["act", "note", "unconfirmed"]
@@ -36,9 +35,3 @@ class Finding:
     numerics: Literal["equal", "within_tolerance", "changed"] | None = None
     fix: str = ""
     diff: str | None = None
-
-
-def name_file(file: str | Path) -> str:
-    """Name a file as the user would: relative to the current folder where it lies below that."""
-    here, path = Path.cwd().resolve(), Path(file).resolve()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fulltilt.attach.inside.blocks import REMOVED
 from fulltilt.attach.inside.spans import KINDS
-from fulltilt.doctor.finding import name_file
+from fulltilt.errors import name_file
 from fulltilt.records.run_folder import read_lines
 
 N_WARM_UP = 5  # uncounted first steps, in which caches and allocators settle

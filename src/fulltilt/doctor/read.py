@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fulltilt.doctor.calls import build_files
-from fulltilt.doctor.finding import Finding, name_file
+from fulltilt.doctor.finding import Finding
 from fulltilt.doctor.hot_loop import HotLoop, find_hot_loops, reach_steps
 from fulltilt.doctor.rules import RULES
 from fulltilt.doctor.sample_path import reach_samples
 from fulltilt.doctor.source import Source, read_source
-from fulltilt.errors import UsageError
+from fulltilt.errors import UsageError, name_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -363,14 +363,14 @@ def test_an_interrupted_search_says_what_it_keeps(raised, how, code, events, kep
 
 
 @pytest.mark.parametrize(
-    ("command", "folder", "place"),
+    ("command", "folder", "place", "early"),
     [
-        ("train", "a", "fulltilt.engine.loop.train.train"),
-        ("contrastive", "a/probe", "fulltilt.engine.contrastive.phases.run_phase"),
+        ("train", "a", "fulltilt.engine.loop.train.train", "_choose_folder"),
+        ("contrastive", "a/probe", "fulltilt.engine.contrastive.phases.run_phase", "Path"),
     ],
 )
 def test_an_interrupted_training_promises_to_resume_from_what_is_there(
-    command, folder, place, tmp_path, monkeypatch, capsys
+    command, folder, place, early, tmp_path, monkeypatch, capsys
 ):
     """``--resume goes on from the newest checkpoint`` was said while there was none."""
     raise_from(monkeypatch, place, KeyboardInterrupt)
@@ -384,7 +384,7 @@ def test_an_interrupted_training_promises_to_resume_from_what_is_there(
     remedy = "--resume goes on from the newest checkpoint"
     assert said.err == f"fulltilt {command}: interrupted: saved in {folder}; {remedy}\n"
     assert read_error(said.out)["remedy"] == remedy
-    raise_from(monkeypatch, f"fulltilt.cli.{command}.Path", KeyboardInterrupt)  # before there is a folder
+    raise_from(monkeypatch, f"fulltilt.cli.{command}.{early}", KeyboardInterrupt)  # before there is a folder
     assert run_words(command, "a.yaml", "--quiet") == 130
     assert capsys.readouterr().err == f"fulltilt {command}: interrupted: training had not begun\n"
 

@@ -99,7 +99,7 @@ def test_what_cannot_be_is_said_before_anything_starts(train, tmp_path, capsys, 
 
 
 OWN_CODE = """
-import torch
+import os, torch
 from torch import nn
 from torch.utils.data import Dataset
 import fulltilt
@@ -111,6 +111,11 @@ class Points(Dataset):
 class Bad(Points):
     def __getitem__(self, index):
         if index == 37: raise ValueError("no such pixel")
+        return super().__getitem__(index)
+
+class Elsewhere(Points):
+    def __getitem__(self, index):
+        os.chdir("/")
         return super().__getitem__(index)
 
 class Loss(nn.CrossEntropyLoss):
@@ -125,6 +130,7 @@ class Stuck(torch.optim.SGD):
 def build(dataset, loss, **parts):
     return fulltilt.Workload(model=lambda: nn.Linear(3, 2), dataset=dataset, loss=loss, **parts)
 bad, diverging = build(Bad, nn.CrossEntropyLoss()), build(Points, Loss())
+elsewhere = build(Elsewhere, nn.CrossEntropyLoss())
 stuck = build(Points, nn.CrossEntropyLoss(), optimizer=lambda parameters: Stuck(parameters, lr=1.0))
 def stored(path): return build(Points, nn.CrossEntropyLoss())
 """
@@ -154,7 +160,7 @@ def test_a_data_set_that_raises_is_one_line_and_nothing_else(train_own, capsys, 
 
 def test_an_error_of_the_users_code_is_one_line_of_train_and_of_check(train_own, capsys):
     """It was 33 lines of the one, and no line of the code from the other."""
-    words = "train_own_code.py:23 in step: RuntimeError: no step today"
+    words = "train_own_code.py:28 in step: RuntimeError: no step today"
     assert train_own("stuck") == 1
     log = Path("runs/train/train_own_code_stuck/traceback.log")
     assert capsys.readouterr().err == f"fulltilt train: {words} (log: {log})\n"
@@ -170,6 +176,15 @@ def test_a_loss_that_is_not_finite_is_told_once_and_with_its_step(train_own, cap
     said = capsys.readouterr()
     assert re.search("^failed after 2 steps, .* s$", said.out, re.MULTILINE)
     assert (said.out.count("the loss is"), said.err.count("the loss is nan in step 2 ")) == (0, 1)
+
+
+def test_code_that_changes_the_working_folder_leaves_the_files_where_they_were_asked_for(train_own, tmp_path, capsys):
+    """The checkpoint went to the root of the file system, or nowhere."""
+    assert train_own("elsewhere", "--epochs", "1", "--json", "result.json") == 0
+    assert "files: runs/train/train_own_code_elsewhere\n" in capsys.readouterr().out
+    kept = {path.name for path in (tmp_path / "runs/train/train_own_code_elsewhere").iterdir()}
+    assert {"checkpoint.pt", "events.jsonl", "report.html"} <= kept
+    assert (tmp_path / "result.json").is_file()
 
 
 def test_one_step_is_no_steps(train_own, capsys):
