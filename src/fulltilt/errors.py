@@ -192,17 +192,22 @@ def is_library(file: str) -> bool:
 
 
 def find_place(error: BaseException) -> str | None:
-    """Find the user's line that an error passed last, ``my_module.py:4 in step``; None where it is fulltilt's own."""
-    frames = traceback.walk_tb(None if isinstance(error, FulltiltError) else error.__traceback__)
-    lines = [(frame.f_code, line) for frame, line in frames]
-    users = [each for each in lines if not is_library(each[0].co_filename)]
-    if not users:
-        return None
-    code, line = users[-1]
-    file = code.co_filename
-    with contextlib.suppress(OSError):  # the current folder is gone
-        file = file.removeprefix(f"{Path.cwd()}{os.sep}")
-    return f"{file}:{line} {'as it was imported' if code.co_name == '<module>' else f'in {code.co_name}'}"
+    """Find where an error is the user's: the line it passed last, ``my_module.py:4 in step``, or a layer of a library.
+
+    Returns:
+        ``in Linear(in_features=4, out_features=2)`` for a layer; None where the error is fulltilt's own.
+    """
+    walked = traceback.walk_tb(None if isinstance(error, FulltiltError) else error.__traceback__)
+    frames = list(walked)[::-1]
+    for frame, line in frames:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if not is_library(file):
+            with contextlib.suppress(OSError):  # the current folder is gone
+                file = file.removeprefix(f"{Path.cwd()}{os.sep}")
+            return f"{file}:{line} {'as it was imported' if name == '<module>' else f'in {name}'}"
+    layers = (frame.f_locals.get("self") for frame, _ in frames if frame.f_code.co_name == "forward")
+    layer = next((each for each in layers if hasattr(each, "extra_repr")), None)
+    return layer and f"in {type(layer).__name__}({layer.extra_repr()})"
 
 
 def describe_error(error: BaseException) -> str:

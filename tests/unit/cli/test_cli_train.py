@@ -130,6 +130,7 @@ class Stuck(torch.optim.SGD):
 def build(dataset, loss, **parts):
     return fulltilt.Workload(model=lambda: nn.Linear(3, 2), dataset=dataset, loss=loss, **parts)
 bad, diverging = build(Bad, nn.CrossEntropyLoss()), build(Points, Loss())
+narrow = fulltilt.Workload(model=lambda: nn.Sequential(nn.Linear(4, 2)), dataset=Points, loss=nn.CrossEntropyLoss())
 elsewhere = build(Elsewhere, nn.CrossEntropyLoss())
 stuck = build(Points, nn.CrossEntropyLoss(), optimizer=lambda parameters: Stuck(parameters, lr=1.0))
 def stored(path): return build(Points, nn.CrossEntropyLoss())
@@ -168,6 +169,16 @@ def test_an_error_of_the_users_code_is_one_line_of_train_and_of_check(train_own,
     assert run_command(["check", "train_own_code:stuck", "--device", "cpu"]) == 3
     told = " ".join(capsys.readouterr().out.split())
     assert f"problem one step: {words} (log: " in told
+
+
+def test_a_layer_that_does_not_fit_is_one_line_with_what_it_is(train_own, capsys):
+    """It was 44 lines: no line of the user's own was in them."""
+    assert train_own("narrow") == 1
+    assert re.fullmatch(
+        r"fulltilt train: in Linear\(in_features=4, out_features=2, bias=True\): RuntimeError: mat1 and mat2 shapes .*"
+        r" \(log: runs/train/train_own_code_narrow/traceback\.log\)\n",
+        capsys.readouterr().err,
+    )
 
 
 def test_a_loss_that_is_not_finite_is_told_once_and_with_its_step(train_own, capsys):
