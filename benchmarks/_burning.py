@@ -13,28 +13,45 @@ from fulltilt import Workload
 
 N_SAMPLES, N_CHANNELS, SIDE_PX, N_CLASSES, WIDTH = 1024, 3, 8, 10, 32
 N_ADDED = 65_536  # numbers that are added up at a time: enough for two threads
+LONGEST_S = 0.2  # that is paid for: a process that was stopped while another had its turn did not work
 
 ReadClock = Callable[[], float]
 
 
 def burn(seconds: float, read_s: ReadClock = time.thread_time) -> None:
-    """Compute for so much time of this thread's CPU: what other work takes of the core does not count."""
+    """Compute for so much time, of this thread's CPU unless another clock is given."""
     end_s = read_s() + seconds
     while read_s() < end_s:
         pass
 
 
-class BurningNet(nn.Module):
-    """A small convolutional network whose steps take ``1 + extra`` times the main thread's time of one without.
+class Charge:
+    """Tells what to add to work of whatever length, so that both together take ``1 + extra`` times as long."""
 
-    What is added takes no memory and is of all threads, as a step is: a pause of one thread slowed down the rest of a
-    step, and added forward passes sped it up.
+    def __init__(self, extra: float, read_s: ReadClock):
+        self._extra, self._read_s, self._end_s = extra, read_s, read_s()
+        self._owed_s = 0.0
+
+    def pay(self, work: Callable[[], object]) -> None:
+        """Repeat added work until it makes up for what was done since the last payment."""
+        now_s = self._read_s()
+        self._owed_s += self._extra * min(now_s - self._end_s, LONGEST_S)
+        while self._owed_s > 0:
+            work()
+            before_s, now_s = now_s, self._read_s()
+            self._owed_s -= now_s - before_s
+        self._end_s = now_s
+
+
+class BurningNet(nn.Module):
+    """A small convolutional network whose steps take ``1 + extra`` times as long as those of one without.
+
+    What is added takes no memory and is of all threads, as a step is.
     """
 
-    def __init__(self, extra: float, read_s: ReadClock = time.thread_time):
+    def __init__(self, extra: float, read_s: ReadClock = time.perf_counter):
         super().__init__()
-        self._extra, self._owed_s = extra, 0.0
-        self._read_s, self._end_s = read_s, read_s()
+        self._charge = Charge(extra, read_s)
         self._numbers, self._sums = torch.ones(N_ADDED), torch.empty(N_ADDED)
         self.layers = nn.Sequential(
             nn.Conv2d(N_CHANNELS, WIDTH, 3, padding=1),
@@ -46,23 +63,16 @@ class BurningNet(nn.Module):
         )
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        # Since the last work ended: one step, as the backward pass of a CPU runs in the thread that calls it.
-        now_s = self._read_s()
-        self._owed_s += self._extra * (now_s - self._end_s)
-        with torch.no_grad():
-            while self._owed_s > 0:
-                torch.add(self._numbers, 1.0, out=self._sums)
-                before_s, now_s = now_s, self._read_s()
-                self._owed_s -= now_s - before_s
-        self._end_s = now_s
+        with torch.no_grad():  # since the last payment: one step, its backward pass too
+            self._charge.pay(lambda: torch.add(self._numbers, 1.0, out=self._sums))
         return self.layers(x_BCHW)
 
 
 class BurningImages(Dataset):
-    """Noise of which each sample takes so much CPU time."""
+    """Noise of which each sample takes so much CPU time, and ``1 + extra`` times as long as it does without."""
 
-    def __init__(self, sample_s: float):
-        self._sample_s = sample_s
+    def __init__(self, sample_s: float, extra: float, read_s: ReadClock = time.perf_counter):
+        self._sample_s, self._charge = sample_s, Charge(extra, read_s)
         self._images = torch.randn(N_SAMPLES, N_CHANNELS, SIDE_PX, SIDE_PX, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
@@ -70,6 +80,7 @@ class BurningImages(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         burn(self._sample_s)
+        self._charge.pay(lambda: None)
         return self._images[index], index % N_CLASSES
 
 
@@ -77,12 +88,12 @@ def build(extra: float = 0.0, sample_s: float = 0.0) -> Workload:
     """Build the workload.
 
     Args:
-        extra: Added to each step, as a share of it.
+        extra: Added to each step, or to each sample where these take time, as a share of it.
         sample_s: What the loader takes for each sample.
     """
     return Workload(
-        model=lambda: BurningNet(extra),
-        dataset=lambda: BurningImages(sample_s),
+        model=lambda: BurningNet(0.0 if sample_s else extra),
+        dataset=lambda: BurningImages(sample_s, extra),
         loss=nn.CrossEntropyLoss(),
         name="burning",
     )

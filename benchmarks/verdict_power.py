@@ -116,7 +116,7 @@ def run(context: Context) -> Findings:
                 said = f"{number + 1} of {n_repeats}: {cell.name}, {way}: {outcome.verdict} {outcome.gain_pct:+.1f} %"
                 print(f"{said} in {outcome.seconds:.0f} s", file=sys.stderr, flush=True)
     notes = (
-        "difference: work added to each step, or to each sample of the loader, as a share of the time it takes",
+        "difference: work added to each step, or to each sample of the loader, for a share of the time that it took",
         "other work: a process a core, busy and idle in turn for random 0.2 to 2 s each",
         f"pairs of 2 % and the former way: in the first of every {RARE} repeats alone",
         "found: called faster (equal, where nothing differs) within the seconds of the case; seconds begin with the "
@@ -146,7 +146,7 @@ def build_configs(cell: Cell) -> tuple[Config, Config]:
         calls = [f"extra={extra}", "extra=0.0"]
         settings = ["data.batch_size=64", "data.num_workers=0"]
     else:
-        calls = [f"sample_s={SAMPLE_S * (1 + extra)}", f"sample_s={SAMPLE_S}"]
+        calls = [f"extra={extra}, sample_s={SAMPLE_S}", f"extra=0.0, sample_s={SAMPLE_S}"]
         settings = ["data.batch_size=8", "data.num_workers=1"]
     slow, fast = (
         config_for_object(f"benchmarks._burning:build({call})", ["run.device=cpu", *settings]) for call in calls

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import _other_work, verdict_power
-from benchmarks._burning import BurningNet, build, burn
+from benchmarks._burning import BurningImages, BurningNet, build, burn
 from benchmarks._other_work import disturb_cores
 from benchmarks._runner import Context
 from benchmarks.verdict_power import (
@@ -39,7 +39,7 @@ def build_outcome(verdict="faster", gain_pct=10.0, ci_pct=(5.0, 15.0), seconds=1
 
 
 class Clock:
-    """A thread's CPU time that each look and each computation moves on."""
+    """A time that each look and each computation moves on."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -55,11 +55,26 @@ def test_a_step_takes_the_share_more_that_was_asked_for(extra):
     net = BurningNet(extra, clock)
     images, begins = torch.zeros(2, 3, 8, 8), []
     for _ in range(5):
-        clock.now_s += 1.0  # forward of the step before, backward, update, loading
+        clock.now_s += 0.1  # forward of the step before, backward, update, loading
         net(images)
         begins.append(clock.now_s)
     steps = [b - a for a, b in itertools.pairwise(begins)]
-    assert steps == pytest.approx([1 + extra] * 4, rel=1e-3)
+    assert steps == pytest.approx([0.1 * (1 + extra)] * 4, rel=5e-3)
+    clock.now_s += 1000.0  # stopped: the other one had its turn
+    began_s = clock.now_s
+    net(images)
+    assert clock.now_s - began_s == pytest.approx(extra * 0.2, abs=0.01)
+
+
+@pytest.mark.parametrize("extra", [0.0, 0.1])
+def test_a_sample_takes_the_share_more_that_was_asked_for(extra):
+    clock = Clock()
+    samples, ends = BurningImages(0.0, extra, clock), []
+    for index in range(5):
+        clock.now_s += 0.1
+        samples[index]
+        ends.append(clock.now_s)
+    assert [b - a for a, b in itertools.pairwise(ends)] == pytest.approx([0.1 * (1 + extra)] * 4, rel=5e-3)
 
 
 def test_burning_takes_time_of_the_core_and_not_of_the_clock_alone():
