@@ -13,7 +13,8 @@ from fulltilt import Workload
 
 N_SAMPLES, N_CHANNELS, SIDE_PX, N_CLASSES, WIDTH = 1024, 3, 8, 10, 32
 N_ADDED = 65_536  # numbers that are added up at a time: enough for two threads
-LONGEST_S = 0.2  # that is paid for: a process that was stopped while another had its turn did not work
+LONGEST_S = 0.2  # that is paid for: a process that was stopped while another had its turn did not work,
+MOST_CREDIT_S = 5e-3  # nor did it pay, where it was stopped while it paid
 
 ReadClock = Callable[[], float]
 
@@ -40,6 +41,7 @@ class Charge:
             work()
             before_s, now_s = now_s, self._read_s()
             self._owed_s -= now_s - before_s
+        self._owed_s = max(self._owed_s, -MOST_CREDIT_S)
         self._end_s = now_s
 
 
@@ -93,7 +95,7 @@ def build(extra: float = 0.0, sample_s: float = 0.0) -> Workload:
     """
     return Workload(
         model=lambda: BurningNet(0.0 if sample_s else extra),
-        dataset=lambda: BurningImages(sample_s, extra),
+        dataset=lambda: BurningImages(sample_s, extra if sample_s else 0.0),
         loss=nn.CrossEntropyLoss(),
         name="burning",
     )

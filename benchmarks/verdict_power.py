@@ -116,6 +116,7 @@ def run(context: Context) -> Findings:
                 said = f"{number + 1} of {n_repeats}: {cell.name}, {way}: {outcome.verdict} {outcome.gain_pct:+.1f} %"
                 print(f"{said} in {outcome.seconds:.0f} s", file=sys.stderr, flush=True)
     notes = (
+        "bound by the loader: one worker, and one thread for the model: with two, three threads share two cores",
         "difference: work added to each step, or to each sample of the loader, for a share of the time that it took",
         "other work: a process a core, busy and idle in turn for random 0.2 to 2 s each",
         f"pairs of 2 % and the former way: in the first of every {RARE} repeats alone",
@@ -147,7 +148,7 @@ def build_configs(cell: Cell) -> tuple[Config, Config]:
         settings = ["data.batch_size=64", "data.num_workers=0"]
     else:
         calls = [f"extra={extra}, sample_s={SAMPLE_S}", f"extra=0.0, sample_s={SAMPLE_S}"]
-        settings = ["data.batch_size=8", "data.num_workers=1"]
+        settings = ["data.batch_size=8", "data.num_workers=1", "speed.threads=1"]
     slow, fast = (
         config_for_object(f"benchmarks._burning:build({call})", ["run.device=cpu", *settings]) for call in calls
     )

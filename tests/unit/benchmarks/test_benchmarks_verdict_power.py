@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import _other_work, verdict_power
-from benchmarks._burning import BurningImages, BurningNet, build, burn
+from benchmarks._burning import BurningImages, BurningNet, Charge, build, burn
 from benchmarks._other_work import disturb_cores
 from benchmarks._runner import Context
 from benchmarks.verdict_power import (
@@ -66,6 +66,20 @@ def test_a_step_takes_the_share_more_that_was_asked_for(extra):
     assert clock.now_s - began_s == pytest.approx(extra * 0.2, abs=0.01)
 
 
+def test_who_was_stopped_while_it_paid_has_not_paid_for_what_follows():
+    clock = Clock()
+    charge = Charge(0.1, clock)
+    clock.now_s += 0.1
+    charge.pay(lambda: setattr(clock, "now_s", clock.now_s + 10.0))
+    paid = []
+    for _ in range(2):
+        clock.now_s += 0.1
+        began_s = clock.now_s
+        charge.pay(lambda: None)
+        paid.append(clock.now_s - began_s)
+    assert paid == pytest.approx([0.005, 0.01], abs=1e-3)
+
+
 @pytest.mark.parametrize("extra", [0.0, 0.1])
 def test_a_sample_takes_the_share_more_that_was_asked_for(extra):
     clock = Clock()
@@ -89,6 +103,13 @@ def test_a_sample_takes_the_time_of_the_core_that_was_asked_for():
     inputs, target = dataset[13]
     assert time.thread_time() - before_s >= 0.01
     assert (inputs.shape, target) == ((3, 8, 8), 3)
+
+
+def test_work_is_added_to_steps_or_to_samples_and_not_to_both():
+    for sample_s in (0.0, 1e-4):
+        workload = build(extra=0.5, sample_s=sample_s)
+        added = [part._charge._extra > 0 for part in (workload.model(), workload.dataset())]
+        assert added == [not sample_s, bool(sample_s)]
 
 
 def test_two_configurations_differ_by_the_work_alone():
