@@ -205,9 +205,10 @@ def assert_whole(torment: Torment) -> None:
     assert_lived_one_after_the_other(torment.ticks)
     for experiment, attempt in newest.items():
         log = (folder / experiment / f"log-{attempt}.txt").read_text()
-        (first,) = re.findall(r"^from step (\d+): ", log, re.MULTILINE)
+        first, *more = re.findall(r"^from step (\d+): ", log, re.MULTILINE)
         steps = re.findall(r"^step (\d+)$", log, re.MULTILINE)
-        assert steps == [str(step) for step in range(int(first) + 1, N_STEPS + 1)], f"{experiment}: every line, once"
+        wanted = [str(step) for step in range(int(first) + 1, N_STEPS + 1)]
+        assert (more, steps) == ([], wanted), f"{experiment}: every line, once"
     assert torment.find_parts() == []
     with contextlib.closing(sqlite3.connect(folder / "lab.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -228,7 +228,9 @@ def test_awkward_scripts_run_as_they_do_alone(tmp_path):
 @pytest.mark.parametrize(
     ("script", "flags", "code", "said"),
     [
-        ("raise SystemExit(7)", ("--out", "file/below"), 7, "no report was written"),
+        ("raise SystemExit(7)", (), 7, ""),
+        ("import os; os.mkdir('runs'); open('runs/doctor', 'w'); raise SystemExit(7)", (), 7, "no report was written"),
+        ("print('it ran')", ("--out", "file/below"), 2, "file is no folder, and one is needed; give another"),
         ("pass", ("--gate",), 0, ""),  # only acts are a failure
         *[(f"import os; os.kill(os.getpid(), {n})", (), 128 + n, "") for n in (signal.SIGTERM, signal.SIGKILL)],
     ],
@@ -238,6 +240,7 @@ def test_the_exit_code_is_that_of_the_command(tmp_path, script, flags, code, sai
     done = watch("-c", script, cwd=tmp_path, flags=flags)
     assert done.returncode == code
     assert said in done.stderr
+    assert "it ran" not in done.stdout, "refused before, not after"
 
 
 def test_a_program_that_is_not_there_is_wrong_usage(tmp_path):

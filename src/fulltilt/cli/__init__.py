@@ -28,7 +28,6 @@ from fulltilt.errors import (
     UsageError,
     describe_error,
     find_log,
-    find_place,
     find_remedy,
     keep_traceback,
     strip_control_codes,
@@ -175,16 +174,16 @@ def run_command(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_BROKEN_PIPE
-    except Exception as error:  # process boundary: of the user's own code the trace is a file, of ours it is told
+    except Exception as error:  # process boundary: the trace is a file
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = "make room and run it again"
             _end(args, f"{error.strerror}; {remedy}", 1, remedy=remedy)
             _drop_stdout()
             return 1
-        log = find_place(error) and (find_log(error) or keep_traceback(error))
-        if not log:
+        log = find_log(error) or keep_traceback(error)
+        if not log:  # the disk is full
             traceback.print_exc()
-        return _end(args, describe_error(error), 1, log=log or "")
+        return _end(args, describe_error(error), 1, log=log)
     finally:
         _shared.SPEECH.is_quiet = False
 

@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     wrapper = textwrap.TextWrapper(console.width, subsequent_indent=" " * 8, break_on_hyphens=False)
     for item in sorted(items, key=lambda item: [*STYLES].index(item.verdict)):
         text = item.text if args.verbose else textwrap.shorten(item.text, N_CHARS, placeholder=" … (--verbose)")
+        if args.quiet and item.verdict == "problem":
+            print_result(console, f"problem {item.name}: {text}")
         console.print(wrapper.fill(f"{item.verdict:<8}{item.name}: {text}"), style=STYLES[item.verdict])
     return 3 if n_problems else 0
 

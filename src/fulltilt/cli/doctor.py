@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._shared import build_console, print_result, write_json
-from fulltilt.errors import FulltiltError, strip_control_codes
+from fulltilt.errors import FulltiltError, UsageError, strip_control_codes
 from fulltilt.records import VERSION, dumps
-from fulltilt.records.run_folder import write_atomic
+from fulltilt.records.run_folder import find_folder_obstacle, write_atomic
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -118,6 +118,10 @@ def _run_watch(args: argparse.Namespace) -> int:
     from fulltilt.attach.launch import run_watched
 
     is_json = args.json == "-"
+    script = next((word for word in args.words if word.endswith(".py")), args.words[0])
+    args.out = Path(args.out or Path("runs") / "doctor" / Path(script).stem)
+    if obstacle := find_folder_obstacle(args.out):  # said before the command runs, not after
+        raise UsageError(obstacle)
     with tempfile.TemporaryDirectory(prefix="fulltilt-doctor-") as folder:
         code = run_watched(args.words, folder=Path(folder), proves=not args.no_prove, stdout_to_stderr=is_json)
         try:
@@ -140,9 +144,7 @@ def _report(args: argparse.Namespace, folder: Path, code: int) -> bool:
     if code:
         document["notes"].append(f"the command ended with exit code {code}")
     text = dumps(document, indent=1)
-    script = next((word for word in args.words if word.endswith(".py")), args.words[0])
-    out_dir = Path(args.out or Path("runs") / "doctor" / Path(script).stem)
-    path = write_atomic(out_dir / "report.json", text + "\n")
+    path = write_atomic(args.out / "report.json", text + "\n")
     write_json(args.json, text)
     console = build_console(to_stderr=args.json == "-", is_screen=True)
     _print_report(console, document, path, is_verbose=args.verbose)

@@ -48,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
     target = Path(args.out or name + SUFFIX)
     if target.exists():
         raise UsageError(f"{target} is there already; name another with --out")
-    typed = shlex.quote(str(target))
+    typed, place = shlex.quote(str(target)), target.absolute()  # code that is imported may change the working folder
     if is_import_path(args.source):
         text = describe_own(args.source, typed, args.data_path)
     elif args.data_path:
         raise UsageError(f"--data-path is for a Workload of yours; an example takes it as fulltilt check {typed} does")
     else:
         text = read_example(args.source, typed)
-    write_atomic(target, text)
+    write_atomic(place, text)
     # The first of the commands at its head that is given no other file, which would not be there.
     first = re.search(rf"fulltilt \w+ (?:(?!\{SUFFIX}).)*?{re.escape(typed)}.*?(?=  |$)", text, re.M)
     assert first is not None

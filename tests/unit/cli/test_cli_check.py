@@ -207,6 +207,13 @@ def test_what_train_refuses_before_its_first_step_check_refuses_with_the_same_wo
     assert trained["error"] in list_problems(checked)
 
 
+def test_quietly_it_says_what_is_wrong_all_the_same(folder, capsys):
+    assert run_command(["check", "mine.yaml", "task=own_parts:make_broken", "--quiet"]) == 3
+    head, *problems = capsys.readouterr().out.splitlines()
+    assert head.startswith("Not ready: 1 of ")
+    assert [line.partition(" ")[0] for line in problems] == ["problem"]
+
+
 def test_five_mistakes_are_five_problems_of_both(folder, capsys):
     (folder / "mine.yaml").write_text(FIVE)
     code, trained = ask("train", folder, "--out", "run")

@@ -83,6 +83,12 @@ def test_a_workload_of_the_users_own_is_described_and_the_file_is_ready_to_check
     assert load_config(f"init_user_code_{source}.yaml").run_name == f"init_user_code_{source}"
 
 
+def test_code_that_changes_the_working_folder_has_its_file_where_it_was_asked_for(folder, capsys):
+    (folder / "moving.py").write_text(f"import os\n{CODE}\nos.makedirs('other'); os.chdir('other')\n")
+    assert run_command(["init", "moving:plain"]) == 0
+    assert (folder / "moving_plain.yaml").is_file()
+
+
 @pytest.mark.parametrize("note", ["a: b", "x #1", '"한국", {y}'])
 @pytest.mark.parametrize("name", ["my conf.yaml", "한국.yaml"])
 def test_what_yaml_or_a_shell_would_read_as_something_else_is_quoted(folder, note, name, capsys):

@@ -220,13 +220,13 @@ def test_the_users_line_is_found_wherever_torch_is_installed(tmp_path, monkeypat
     assert find_place(caught.value) == "mine.py:2 in read"
 
 
-def test_an_error_of_fulltilt_itself_keeps_its_trace(monkeypatch, capsys, own_tmpdir):
+def test_an_error_of_fulltilt_itself_is_one_line_too_and_its_trace_a_file(monkeypatch, capsys, own_tmpdir):
     monkeypatch.setattr("fulltilt.cli.levers.FIELDS", ("name", "colour"))
     assert run_words("levers", "--json", "levers.json") == 1
     said = capsys.readouterr().err
-    assert said.startswith("Traceback")
-    assert said.splitlines()[-1] == "fulltilt levers: AttributeError: 'Lever' object has no attribute 'colour'"
-    assert list(own_tmpdir.iterdir()) == []
+    (log,) = own_tmpdir.iterdir()
+    assert said == f"fulltilt levers: AttributeError: 'Lever' object has no attribute 'colour' (log: {log})\n"
+    assert log.read_text().startswith("Traceback")
 
 
 def test_what_the_users_code_prints_is_no_part_of_the_document(tmp_path, capsys):
