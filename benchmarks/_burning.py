@@ -18,15 +18,15 @@ MOST_CREDIT_S = 5e-3  # nor did it pay, where it was stopped while it paid
 ReadClock = Callable[[], float]
 
 
-def burn(seconds: float, read_s: ReadClock = time.thread_time) -> None:
-    """Compute for so much time, of this thread's CPU unless another clock is given."""
-    end_s = read_s() + seconds
-    while read_s() < end_s:
+def burn(seconds: float) -> None:
+    """Compute for so much time of this thread's CPU: what other work takes of the core does not count."""
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
         pass
 
 
 class Charge:
-    """Tells what to add to work of whatever length, so that both together take ``1 + extra`` times as long."""
+    """Adds work to other work of whatever length: both together take ``1 + extra`` times as long."""
 
     def __init__(self, extra: float, read_s: ReadClock):
         self._extra, self._read_s, self._end_s = extra, read_s, read_s()

@@ -207,7 +207,7 @@ def find_place(error: BaseException) -> str | None:
             return f"{file}:{line} {'as it was imported' if name == '<module>' else f'in {name}'}"
     layers = (frame.f_locals.get("self") for frame, _ in frames if frame.f_code.co_name == "forward")
     layer = next((each for each in layers if hasattr(each, "extra_repr")), None)
-    return layer and f"in {type(layer).__name__}({layer.extra_repr()})"
+    return None if layer is None else f"in {type(layer).__name__}({layer.extra_repr()})"
 
 
 def describe_error(error: BaseException) -> str:
