@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, _utils
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fulltilt.data import build_loader
+from fulltilt.data.loading import worker_signals
 
 PATIENCE_S = 60
 
@@ -240,6 +241,16 @@ def test_workers_whose_parent_was_killed_say_nothing(monkeypatch):
     )
     assert (ended.returncode, ended.stderr) == (-signal.SIGKILL, "")  # read to its end: all that held it are gone
     assert not find_processes(mark)
+
+
+def test_a_worker_tells_of_a_lost_connection_after_its_parents_end_would_have_killed_it(monkeypatch):
+    done = []
+    monkeypatch.setattr(worker_signals.time, "sleep", done.append)
+    for error in (ConnectionResetError("by peer"), ValueError("no")):
+        worker_signals._tell_unless_killed(lambda *told: done.append(told), type(error), error, None)
+    waited_s, *told = done
+    assert waited_s > worker_signals.PARENT_POLL_S
+    assert [kind for kind, *_ in told] == [ConnectionResetError, ValueError]
 
 
 SLOW_TO_END = """

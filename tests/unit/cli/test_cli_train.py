@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from fulltilt.cli import run_command
-from fulltilt.config import config_for_object
-from fulltilt.engine.loop import train as engine
 
 
 @pytest.fixture
@@ -198,12 +196,6 @@ def test_code_that_changes_the_working_folder_leaves_the_files_where_they_were_a
     kept = {path.name for path in (tmp_path / "runs/train/train_own_code_elsewhere").iterdir()}
     assert {"checkpoint.pt", "events.jsonl", "report.html"} <= kept
     assert (tmp_path / "result.json").is_file()
-
-
-def test_so_does_the_python_api(train_own, tmp_path):
-    config = config_for_object("train_own_code:elsewhere", ["run.device=cpu", "run.epochs=1"])
-    engine.train(config, out_dir="own")
-    assert (tmp_path / "own" / "checkpoint.pt").is_file()
 
 
 def test_one_step_is_no_steps(train_own, capsys):

@@ -13,6 +13,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ LAST = -10  # of a process' finalizers: after those that tell its queues to end
 LOCK_S = 1.0  # a worker that lives holds torch's lock for microseconds
 POLL_S = 5.0  # how often torch looks whether its workers live
 PARENT_POLL_S = 1.0
+LOST_S = 2.0  # a worker whose parent is gone is killed by then
 LONG_WAIT_S = 15.0  # for one batch: less than until a rank is found to hang; workers may take seconds to start
 
 
@@ -158,8 +160,16 @@ def guard_worker(parent: int | None = None) -> None:
         util.Finalize(None, _join_senders, exitpriority=LAST)
     elif threading.main_thread().name == "MainThread":  # the kernel's signal comes when the thread that forked ends
         set_death_signal(signal.SIGKILL)  # at once, or a thread that hands batches over writes a traceback
+    sys.excepthook = functools.partial(_tell_unless_killed, sys.excepthook)
     watch = functools.partial(_end_after, os.getppid() if parent is None else parent)
     threading.Thread(target=watch, name="fulltilt-parent", daemon=True).start()
+
+
+def _tell_unless_killed(tell: Callable[..., object], kind: type[BaseException], *error: Any) -> None:
+    """Wait before a lost connection is told: a parent's sockets close shortly before its end is signalled."""
+    if issubclass(kind, ConnectionError):
+        time.sleep(LOST_S)
+    tell(kind, *error)
 
 
 def _join_senders() -> None:

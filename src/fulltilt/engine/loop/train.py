@@ -90,14 +90,7 @@ def train(
         KeyboardInterrupt: Ctrl-C, after the step in progress and a checkpoint. SIGTERM takes its course likewise.
     """
     read_limits(config, epochs, max_steps)  # for its error: before a device is asked for, or a process started
-    # Absolute: code of the model or the data may change the working folder.
-    given = {
-        "out_dir": str(Path(out_dir).absolute()),
-        "resume": resume,
-        "epochs": epochs,
-        "device": device,
-        "max_steps": max_steps,
-    }
+    given = {"out_dir": str(out_dir), "resume": resume, "epochs": epochs, "device": device, "max_steps": max_steps}
     given |= {"workload": workload, "training_metrics": training_metrics, "memory_limit_bytes": memory_limit_bytes}
     after = None
     if not must_launch(config, device):
