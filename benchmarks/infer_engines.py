@@ -1,8 +1,8 @@
 """Measure every engine of inference against eager PyTorch, which is chosen, and how soon it answers.
 
 All engines of a size live in one process, with one thread, and take turns on each shape; the figure is the ratio of
-seconds in one round, CPU seconds without a GPU. The plan is chosen by the first half of the rounds and judged by the
-second.
+seconds in one round, CPU seconds without a GPU. A cell is a size with a shape: a load of its own, as a search is for
+one load. Its engine is chosen by the first half of the rounds and judged by the second.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ GPU_QUICK = (EAGER, "eager bf16, graphs")
 MIN_SQNR_DB, BLOCK_S, N_ROUNDS, N_STARTS = 25.0, 0.1, 16, 7
 Ratios = dict[str, dict[str, list[float]]]
 """Shape → engine → times as fast as eager, one figure a round."""
+Cell = tuple[str, str]
+"""Size and shape."""
 
 
 def run(context: Context) -> Findings:
@@ -79,13 +81,18 @@ def run(context: Context) -> Findings:
             if size == SIZES[0] and not on_gpu:
                 starts = _measure_starts(folders, 2 if context.quick else N_STARTS)
                 arms += [_build_start_arm(name, found) for name, found in starts.items()]
-    chosen = {size: _choose(size, ratios, sqnr_db) for size, ratios in speeds.items()}
+    cells = {(size, shape): engines for size, ratios in speeds.items() for shape, engines in ratios.items()}
+    chosen = {cell: _choose(cell[0], [engines], sqnr_db) for cell, engines in cells.items()}
+    alone = {size: _choose(size, ratios.values(), sqnr_db) for size, ratios in speeds.items()}
+    of_all = _compute_share(cells, {cell: alone[cell[0]] for cell in cells})
     notes = (
-        *(f"{size}: {name} was chosen, {sqnr_db[size, name]:.1f} dB" for size, name in chosen.items()),
+        *(f"{size}, {shape} tokens: {name} was chosen" for (size, shape), name in chosen.items()),
+        f"with one engine for all shapes of a size ({', '.join(f'{size}: {name}' for size, name in alone.items())}) "
+        f"the share of the best is {of_all:.2f}",
         "SQNR in dB: " + ", ".join(f"{size} {name} {found:.1f}" for (size, name), found in sqnr_db.items()),
         "weights are random: the accuracy of a trained model is the gate's business",
     )
-    return Findings(arms=tuple(arms), targets=tuple(_judge(speeds, chosen, sqnr_db, starts)), notes=notes)
+    return Findings(arms=tuple(arms), targets=tuple(_judge(cells, chosen, sqnr_db, starts)), notes=notes)
 
 
 def build(size: str, plan: Mapping[str, Any], folder: str, device: str) -> float:
@@ -171,40 +178,50 @@ def _build_start_arm(name: str, starts: list[dict[str, float]]) -> Arm:
     )  # fmt: skip
 
 
-def _choose(size: str, ratios: Ratios, sqnr_db: Mapping[tuple[str, str], float]) -> str:
-    """Choose by the first half of the rounds: the largest geometric mean over shapes within the accuracy."""
+def _choose(
+    size: str, shapes: Iterable[Mapping[str, Sequence[float]]], sqnr_db: Mapping[tuple[str, str], float]
+) -> str:
+    """Choose by the first half of the rounds: the largest geometric mean over the shapes within the accuracy."""
+    shapes = list(shapes)
 
     def score(name: str) -> float:
-        halves = [engines[name][: len(engines[name]) // 2] for engines in ratios.values()]
+        halves = [engines[name][: len(engines[name]) // 2] for engines in shapes]
         return statistics.fmean(math.log(statistics.median(half)) for half in halves)
 
-    allowed = [name for name in next(iter(ratios.values())) if sqnr_db[size, name] >= MIN_SQNR_DB]
-    return max(allowed, key=score)
+    return max((name for name in shapes[0] if sqnr_db[size, name] >= MIN_SQNR_DB), key=score)
+
+
+def _compute_share(cells: Mapping[Cell, Mapping[str, Sequence[float]]], chosen: Mapping[Cell, str]) -> float:
+    """Compute the geometric mean of the chosen engine's speed as a share of the best one's, by the second half."""
+    speeds = {
+        cell: {name: statistics.median(_second_half(samples)) for name, samples in engines.items()}
+        for cell, engines in cells.items()
+    }
+    return math.exp(
+        statistics.fmean(math.log(found[chosen[cell]] / max(found.values())) for cell, found in speeds.items())
+    )
 
 
 def _judge(
-    speeds: Mapping[str, Ratios],
-    chosen: Mapping[str, str],
+    cells: Mapping[Cell, Mapping[str, Sequence[float]]],
+    chosen: Mapping[Cell, str],
     sqnr_db: Mapping[tuple[str, str], float],
     starts: Mapping[str, list[dict[str, float]]],
 ) -> list[Target]:
-    cells = [(engines, chosen[size]) for size, ratios in speeds.items() for engines in ratios.values()]
-    own = [_second_half(engines[name]) for engines, name in cells]
-    best = [max(statistics.median(_second_half(samples)) for samples in engines.values()) for engines, _ in cells]
+    own = [_second_half(engines[chosen[cell]]) for cell, engines in cells.items()]
     means = [math.exp(statistics.fmean(map(math.log, together))) for together in zip(*own, strict=True)]
-    shares = [statistics.median(samples) / top for samples, top in zip(own, best, strict=True)]
     worst = min(own, key=statistics.median)
-    accuracy_db = min(sqnr_db[size, name] for size, name in chosen.items())
-    first = chosen[SIZES[0]]
+    accuracy_db = min(sqnr_db[size, name] for (size, _), name in chosen.items())
+    first = chosen[SIZES[0], next(iter(SHAPES))]
     return [
         judge_median("chosen engine over eager, geometric mean over cells", means, at_least=2.0),
         judge_median("chosen engine over eager, slowest cell", worst, at_least=1.0),
         judge(
             "chosen engine as a share of the best of each cell, geometric mean",
-            math.exp(statistics.fmean(map(math.log, shares))), None, at_least=0.95,
+            _compute_share(cells, chosen), None, at_least=0.95,
         ),
         judge("SQNR of the chosen engine, in dB", accuracy_db, None, at_least=MIN_SQNR_DB),
-        *(_judge_starts(first, starts[first]) if starts else _judge_one_sample(first, speeds[SIZES[0]])),
+        *(_judge_starts(first, starts[first]) if starts else _judge_one_sample(cells, chosen)),
     ]  # fmt: skip
 
 
@@ -216,13 +233,13 @@ def _judge_starts(name: str, starts: Sequence[Mapping[str, float]]) -> list[Targ
     ]
 
 
-def _judge_one_sample(name: str, ratios: Ratios) -> list[Target]:
-    shapes = [shape for shape, (batch, _) in SHAPES.items() if batch == 1]
+def _judge_one_sample(cells: Mapping[Cell, Mapping[str, Sequence[float]]], chosen: Mapping[Cell, str]) -> list[Target]:
+    names = {cell: chosen[cell] for cell in cells if SHAPES.get(cell[1], (0, 0))[0] == 1}
     return [
         judge_median(
-            f"{name} over eager, {SIZES[0]}, {shape} tokens (G1)", _second_half(ratios[shape][name]), at_least=2.5
+            f"{name} over eager, {cell[0]}, {cell[1]} tokens (G1)", _second_half(cells[cell][name]), at_least=2.5
         )
-        for shape in shapes
+        for cell, name in names.items()
     ]
 
 

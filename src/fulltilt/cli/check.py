@@ -35,10 +35,11 @@ def run(args: argparse.Namespace) -> int:
     config, memory_limit_bytes = read_config_to_train(args), read_memory_limit_bytes(args)
     from fulltilt.engine.build.builder import check_device
     from fulltilt.engine.check.checklist import CheckItem, run_checks
-    from fulltilt.engine.ranks.world import plan_devices
+    from fulltilt.engine.ranks.world import find_rank, plan_devices
     from fulltilt.listeners import build_loggers
     from fulltilt.records import VERSION
 
+    find_rank()  # for its error
     devices = [str(check_device(name)) for name in plan_devices(config)]
     items: list[CheckItem] = []
     try:

@@ -20,7 +20,7 @@ from fulltilt.cli._shared import (
     write_json,
 )
 from fulltilt.engine.contrastive.options import PHASES, PhaseOptions
-from fulltilt.errors import UsageError
+from fulltilt.errors import UsageError, name_file
 from fulltilt.records.run_folder import list_numbered
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    here = Path.cwd()  # code of the model or the data may change it
     config = read_config_to_train(args)
     for flag, smallest in (("--probe-epochs", 1), ("--cluster-epochs", 1), ("--clusters", 2)):
         check_at_least(args, flag, smallest)
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--clear-share {args.clear_share:g} must be above 0 and at most 1")
     folders: list[Path] = []
     with note_interruption(lambda: describe_saved(folders)):
-        return _run_phases(args, config, folders)
+        return _run_phases(args, config, folders, here)
 
 
 def _read_end(folder: Path) -> tuple[int | None, str]:
@@ -92,7 +93,8 @@ def _choose_folder(
         why = why or found.change or f"changed: run.epochs {n_epochs} → {config.run.epochs}"
     if folder == usual or (must_be_there and not is_there):
         return usual  # where it is refused, with what changed
-    console.print(f"{usual} holds another run ({why}): this one is in {folder}", soft_wrap=True)
+    said = f"{name_file(usual)} holds another run ({why}): this one is in {name_file(folder)}"
+    console.print(said, soft_wrap=True)
     return folder
 
 
@@ -118,13 +120,13 @@ def _build_place(
     return place
 
 
-def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -> int:
+def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path], here: Path) -> int:
     """Run the phases in their order; ``folders`` gets those that checkpoints are written into."""
     from fulltilt.engine.contrastive.phases import run_phase
     from fulltilt.records import VERSION
 
     console = build_console(to_stderr=args.json == "-")
-    out_dir = Path(args.out or Path("runs") / "contrastive" / config.run_name)
+    out_dir = here / (args.out or Path("runs") / "contrastive" / config.run_name)
     if not args.out:
         trains = PHASES[0] in args.phases
         how = {"any_length": args.resume or not trains, "must_be_there": args.resume and trains}
@@ -145,10 +147,10 @@ def _run_phases(args: argparse.Namespace, config: Config, folders: list[Path]) -
         figures = ", ".join(f"{name} {value:.4g}" for name, value in results[phase].metrics.items())
         said[phase], folder = f"{phase}: {figures or 'no evaluation'}", results[phase].out_dir
         if folder not in complete:
-            console.print(f"{said[phase]}; files: {folder}")
+            console.print(f"{said[phase]}; files: {name_file(folder)}")
     old = [said.pop(phase) for phase in results if results[phase].out_dir in complete]
     if old:
-        print_result(console, f"Complete already: {'; '.join(old)}; files: {out_dir}", soft_wrap=True)
+        print_result(console, f"Complete already: {'; '.join(old)}; files: {name_file(out_dir)}", soft_wrap=True)
     if args.quiet and said:
         print_result(console, "; ".join(said.values()))
     write_json(args.json, {"version": VERSION, "phases": results})

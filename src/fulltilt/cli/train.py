@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,7 +126,9 @@ def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path, shown: P
     if not figures and result.loss is not None:
         figures = [f"training loss {result.loss:.4g}"]
     took = f"{format_duration(result.training_seconds)} of training at {result.samples_per_s:,.0f} samples/s"
-    said = f"{result.reason.capitalize()}: {', '.join(figures) or 'no evaluation'}"
+    loss = result.metrics.get("loss", 0.0)
+    but = "" if math.isfinite(loss) else f", but the validation loss is {loss}"
+    said = f"{result.reason.capitalize()}{but}: {', '.join(figures) or 'no evaluation'}"
     print_result(console, f"{said} after {result.step:,} step{'s' if result.step != 1 else ''}, {took}.")
     for name, value in result.metrics.items() if args.verbose else ():
         console.print(f"  {name} {value:.6g}")

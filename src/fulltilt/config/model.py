@@ -28,6 +28,7 @@ from fulltilt.config.quantities import parse_interval, parse_warmup
 from fulltilt.errors import ConfigError, format_nearest
 from fulltilt.levers import Lever, load_catalogue, load_inference_catalogue
 
+MAX_NAME_BYTES = 200  # file systems take 255, and a folder's name gets a number
 CONFIG_ONLY: Mapping[str, tuple[str, ...]] = {"precision": ("auto",), "placement": ("auto",)}
 """Values a lever takes in a configuration and never in a Plan; the engine resolves them on the device."""
 
@@ -65,6 +66,8 @@ Text = Annotated[str, Field(coerce_numbers_to_str=True)]
 def _check_folder_name(name: str) -> str:
     if not name.strip() or name in (".", "..") or "/" in name or "\\" in name:
         raise ValueError("names a folder of its own: give one word, without / and \\; --out says where else")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"has {len(name.encode())} bytes, and names a folder; give one of {MAX_NAME_BYTES} or less")
     return name
 
 

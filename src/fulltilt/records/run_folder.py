@@ -28,6 +28,9 @@ from fulltilt.records.settings import flatten_settings
 FINGERPRINT_FILE = "fingerprint.json"
 LOCK_FILE = ".lock"
 NEW_FILE_MODE = 0o644
+WRITTEN = ("report.html", "events.jsonl", "steps.csv", "epochs.csv", "trials.csv", "tune.json")
+"""Files that a run writes and that others may have written: in a folder of nobody's they are not a run's."""
+
 N_CHANGES_SHOWN = 4
 N_LOCK_TRIES = 11  # 0.1 s
 _UNWRITABLE = (
@@ -74,22 +77,25 @@ class RunFolder:
         self.set_aside: str | None = None
         self._command = command
         self._is_new = not self.path.exists()
+        self._before = frozenset(os.listdir(self.path)) if self.path.is_dir() else frozenset[str]()
         self._lock = _take_lock(self.path)
         try:
             self.is_resumed = self._claim(fingerprint_parts, command, results, aging, moving)
-        except BaseException:
-            os.close(self._lock)
+        except BaseException as error:
+            self.__exit__(type(error))
             raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and self._is_new:  # refused: nothing came of it
+        if kind is not None and FINGERPRINT_FILE not in self._before:  # refused: nothing came of it
             own = {FINGERPRINT_FILE, LOCK_FILE, *(self._logs if issubclass(kind, UsageError) else ())}
             with contextlib.suppress(OSError):
-                if {path.name for path in self.path.iterdir()} <= own:
-                    shutil.rmtree(self.path)
+                made = {*os.listdir(self.path)} - self._before
+                for path in [self.path] if self._is_new else [self.path / name for name in made]:
+                    if made <= own:
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.close()
 
     def close(self) -> None:
@@ -125,6 +131,8 @@ class RunFolder:
                     "remove this one"
                 )
             self.set_aside = f"earlier results are set aside as {self._set_aside(results)} ({change})"
+        elif foreign := _find_foreign(self.path, found, command):
+            raise OtherRunError(f"{self.path} holds {foreign}, and a run writes there; give another folder with --out")
         else:  # the run that set them aside had no result yet, so nobody was told
             self.set_aside = found.get("set_aside")
         self.state_fingerprint(parts)
@@ -191,7 +199,9 @@ def find_folders(
         except RunFolderError:  # somebody's all the same
             found = dict[str, Any](command="unknown")
         if not found or not (written_s or _is_in_use(folder)):
-            free = free or folder
+            foreign = _find_foreign(folder, found, command)
+            free = free or (None if foreign else folder)
+            change = foreign if folder == path else change
             continue
         relation = _compare(found, fingerprint_parts, command, aging)
         if relation != "other":
@@ -210,6 +220,15 @@ def list_numbered(path: Path) -> Iterator[Path]:
     yield path
     for number in sorted({*found, next(n for n in itertools.count(2) if n not in found)}):
         yield path.with_name(f"{path.name}-{number}")
+
+
+def _find_foreign(path: Path, found: Mapping[str, Any], command: str) -> str:
+    """Name the files of others that a run of ``command`` would write over; empty where there are none."""
+    if found.get("command") == command:
+        return ""
+    names = ", ".join(name for name in WRITTEN if (path / name).exists())
+    whose = f" of fulltilt {found['command']}" if "command" in found else " of another origin"
+    return names and f"{names}{whose}"
 
 
 def _has_results(path: Path, results: Sequence[str]) -> bool:
@@ -422,7 +441,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageError(f"no space left for {path}; free some and try again") from error
         if error.errno in _UNWRITABLE:
-            raise StorageError(f"{path} cannot be written ({error.strerror}); give another place with --out") from error
+            raise StorageError(f"{path} cannot be written ({error.strerror}); name another place") from error
         raise
 
 

@@ -241,6 +241,8 @@ def _say_worth(gain: Mapping[str, Any]) -> str:
     low, high = gain["ci_pct"]
     if 1 + gain["gain_pct"] / 100 >= MANY:
         return say_speedup(gain)
+    if high > TELLING_PCT:
+        return f"{format_gain(gain['gain_pct'])} (too noisy to tell)"
     digits = 1 if max(abs(low), abs(high)) < 9.95 else 0
     return f"{format_gain(gain['gain_pct'])} ({low:+z.{digits}f} to {high:+z.{digits}f})".replace("-", "−")
 

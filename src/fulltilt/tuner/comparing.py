@@ -20,6 +20,7 @@ from fulltilt.tuner.trials.live import ArmFailedError, GroupRunner
 from fulltilt.tuner.trials.trial import refuse_inside_trial
 
 LIMIT_S = 60.0
+LEAST_START_S = 60.0  # that a process has to build its model and data and to warm up
 LAST_LINES = 5  # of the log of processes that cannot start
 
 
@@ -76,7 +77,7 @@ def compare_configs(
     """
     refuse_inside_trial("fulltilt.compare")
     machine = read_machine()
-    requests = {name: _build_request(name, config, machine) for name, config in zip("ab", (a, b), strict=True)}
+    requests = {it: _build_request(it, config, machine, limit_s) for it, config in zip("ab", (a, b), strict=True)}
     begin_s = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="fulltilt-compare-") as folder,
@@ -112,9 +113,10 @@ def compare_configs(
     )
 
 
-def _build_request(id: str, config: Config, machine: Machine) -> TrialRequest:
+def _build_request(id: str, config: Config, machine: Machine, limit_s: float) -> TrialRequest:
     options = build_options(config)
     limit_bytes, _ = find_limits(options, machine)
+    deadline_s = max(LEAST_START_S, 2 * limit_s)
     return TrialRequest(
         id=id,
         source=resolve_target(config).source,
@@ -123,8 +125,8 @@ def _build_request(id: str, config: Config, machine: Machine) -> TrialRequest:
         n_steps=options.n_steps,
         seed=config.run.seed,
         memory_limit_bytes=limit_bytes,
-        deadline_s=options.deadline_s,
-        patience_s=options.deadline_s,
+        deadline_s=deadline_s,
+        patience_s=2 * deadline_s,  # above it: whatever is late needs a larger budget
         max_measure_s=options.max_measure_s,
         rank_devices=options.rank_devices,
     )

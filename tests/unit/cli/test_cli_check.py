@@ -82,6 +82,24 @@ def make_broken():
 def make_blind():
     return make_workload(model=build_five)
 
+def make_loaded():
+    return make_workload(dataset=lambda: torch.utils.data.DataLoader(Points()))
+
+class Dry(Stream):
+    def __iter__(self):
+        return iter(())
+
+def make_dry():
+    return make_workload(dataset=Dry)
+
+def make_underived():
+    return make_workload(derive=lambda means: None)
+
+def make_miscounted():
+    metrics = {"right": lambda outputs, targets: (outputs.argmax(1) == targets).float()}
+    derive = lambda means: {"wrong": "none" if means["right"] else 0.0}
+    return make_workload(validation=Points, metrics=metrics, derive=derive)
+
 def make_sized(width: int):
     return make_workload()
 """
@@ -160,6 +178,10 @@ task=own_parts:build_five
 task=own_parts:make_broken
 task=own_parts:make_blind
 task=own_parts:make_sized
+task=own_parts:make_loaded
+task=own_parts:make_dry
+task=own_parts:make_underived
+task=own_parts:make_miscounted
 device=cuda:99
 device=tpu
 epochs=0

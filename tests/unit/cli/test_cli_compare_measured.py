@@ -200,6 +200,14 @@ def test_a_configuration_that_cannot_train_is_named_with_its_reason(run, evidenc
     assert "second line" not in err
 
 
+@pytest.mark.parametrize(("budget", "deadline_s"), [("15s", 60), ("60s", 120), ("10m", 1200)])
+def test_how_long_a_process_may_take_to_start_follows_the_budget(run, budget, deadline_s):
+    """A data set that hung cost two minutes of a budget of 15 s, and a flag was named that there is not."""
+    *_, runner = run(DIGITS, "data.batch_size=32", *SHORT, "--budget", budget)
+    asked = {(request.deadline_s, request.patience_s) for request in runner.requests[0].values()}
+    assert asked == {(deadline_s, 2 * deadline_s)}, "what is late needs a larger --budget"
+
+
 @pytest.mark.slow
 def test_a_real_comparison_on_few_groups_trains_both(monkeypatch, capsys):
     monkeypatch.setattr(alternation, "LOOKS", (2,))

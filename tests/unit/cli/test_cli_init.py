@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_no_half_of_a_configuration(folder, monkeypatch, caps
         (["init_user_code:stored"], "init_user_code:stored takes a path, and none is given; name it with --data-path"),
         (["digits", "--data-path", "x"], "--data-path is for a Workload of yours"),
         (["digits", "--out", "rows.pt"], "rows.pt is there already; name another with --out"),
-        (["digits", "--out", "rows.pt/a.yaml"], "cannot be written (File exists); give another place with --out"),
+        (["digits", "--out", "rows.pt/a.yaml"], "cannot be written (File exists); name another place"),
     ],
 )
 def test_nothing_is_written_where_it_cannot_be(folder, words, said, capsys):

@@ -253,5 +253,6 @@ def test_a_search_says_at_its_start_how_long_it_takes_at_most():
     assert "grid of 336, at most 6 min 00 s; " in show(asked)
     whole = dataclasses.replace(STARTED, budget_s=None, is_budget_default=False)
     assert "grid of 336, all of which runs (--budget 10m would end it earlier); " in show(whole)
-    said = "grid of 336, all of which runs: 357 trials with those in turns (--budget 10m would end it earlier); "
+    said = "grid of 336, all of which runs: 357 trials with those in turns, more on a noisy machine "
+    said += "(--budget 10m would end it earlier); "
     assert said in show(dataclasses.replace(whole, n_planned=357)), "the lines count to that"

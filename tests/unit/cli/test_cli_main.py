@@ -366,7 +366,7 @@ def test_an_interrupted_search_says_what_it_keeps(raised, how, code, events, kep
     ("command", "folder", "place", "early"),
     [
         ("train", "a", "fulltilt.engine.loop.train.train", "_choose_folder"),
-        ("contrastive", "a/probe", "fulltilt.engine.contrastive.phases.run_phase", "Path"),
+        ("contrastive", "a/probe", "fulltilt.engine.contrastive.phases.run_phase", "_choose_folder"),
     ],
 )
 def test_an_interrupted_training_promises_to_resume_from_what_is_there(

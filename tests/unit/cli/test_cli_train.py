@@ -134,6 +134,10 @@ narrow = fulltilt.Workload(model=lambda: nn.Sequential(nn.Linear(4, 2)), dataset
 elsewhere = build(Elsewhere, nn.CrossEntropyLoss())
 stuck = build(Points, nn.CrossEntropyLoss(), optimizer=lambda parameters: Stuck(parameters, lr=1.0))
 def stored(path): return build(Points, nn.CrossEntropyLoss())
+
+class Frail(nn.Linear):
+    def forward(self, inputs): return super().forward(inputs) / (1 if self.training else 0)
+frail = fulltilt.Workload(model=lambda: Frail(3, 2), dataset=Points, loss=nn.CrossEntropyLoss(), validation=Points)
 """
 
 
@@ -196,6 +200,23 @@ def test_code_that_changes_the_working_folder_leaves_the_files_where_they_were_a
     kept = {path.name for path in (tmp_path / "runs/train/train_own_code_elsewhere").iterdir()}
     assert {"checkpoint.pt", "events.jsonl", "report.html"} <= kept
     assert (tmp_path / "result.json").is_file()
+
+
+def test_a_validation_loss_that_is_not_finite_is_warned_of_and_said_last(train_own, capsys):
+    """It ended as "Finished: loss nan", and nothing else said so."""
+    assert train_own("frail", "--epochs", "2", "--quiet") == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("Finished, but the validation loss is nan: loss nan after ")
+    assert said.err.count("the validation loss is nan, while the training loss is finite; look for") == 1
+
+
+def test_files_of_others_are_not_written_over(train_own, tmp_path, capsys):
+    (tmp_path / "report.html").write_text("mine")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert train_own("elsewhere", "--out", ".") == 2
+    assert " holds report.html of another origin, and a run writes there; give another" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == before
+    assert (tmp_path / "report.html").read_text() == "mine"
 
 
 def test_one_step_is_no_steps(train_own, capsys):

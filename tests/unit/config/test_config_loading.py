@@ -229,6 +229,7 @@ ANCHORS_THAT_MULTIPLY = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("data.depth: 2", "it is an argument of a component, for instance model: bilm(depth=…)"),
         ("seed: 4294967296", "run.seed"),
         *((f"run: {{name: '{name}'}}", "names a folder of its own") for name in ("../elsewhere", "a/b", "..", " ")),
+        (f"run: {{name: {'ä' * 101}}}", "has 202 bytes, and names a folder; give one of 200 or less"),
         ("run: {promise: {samples_per_s: [1, 2], plan: a}}", "holds figures, as an earlier version wrote them"),
         ("run: {promise: {samples_per_s: [1, 2]}}", "remove it: the next fulltilt tune --apply writes one"),
     ],

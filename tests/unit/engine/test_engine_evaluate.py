@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 from training_cases import Points, add_noise, build_config, build_cpu_run, build_workload, fail, run_train
 
 from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
-from fulltilt.errors import DataError
+from fulltilt.errors import DataError, UsageError
 from fulltilt.records import EpochDone, StepsDone
 
 
@@ -110,6 +110,19 @@ def test_figures_that_follow_from_means_and_those_assessed_by_the_workload_join_
     assert found["twice"] == 2 * found["loss"]
     assert found["n_parameters"] == sum(p.numel() for p in run.setup.model.parameters())
     assert seen == [(False, False, "cpu")]
+
+
+@pytest.mark.parametrize("said", ["fine", None, {"f1": "high"}])
+def test_what_is_assessed_must_be_figures_by_name(make_run, said):
+    run = make_run(assess=lambda model, device: said)
+    with pytest.raises(UsageError, match=r"assess of points returned .*; it must return a mapping of names to numbers"):
+        evaluate(run, build_validation_loader(run))
+
+
+def test_training_goes_without_a_figure_that_follows_from_a_metric_it_does_not_compute(tmp_path):
+    result, recorder = run_train(tmp_path, workload=build_workload(derive=lambda means: {"err": 1 - means["accuracy"]}))
+    assert "err" not in recorder.of(EpochDone)[-1].metrics
+    assert result.metrics["err"] == 1 - result.metrics["accuracy"]
 
 
 def test_derived_training_figures_and_what_a_batch_means_are_told(tmp_path):

@@ -103,6 +103,32 @@ def test_a_streamed_dataset_needs_a_length_for_a_schedule(tmp_path):
         run_train(tmp_path, workload=build_workload(dataset=PointStream))
 
 
+class OnceOnly(PointStream):
+    def __init__(self):
+        super().__init__()
+        self.rest = super().__iter__()
+
+    def __iter__(self):
+        return self.rest
+
+
+def test_a_stream_that_can_be_read_once_says_so_in_the_second_epoch(tmp_path):
+    """It ended in an error of our own, or trained nothing."""
+    with pytest.raises(errors.DataError, match="points yielded no batch in epoch 2; it must yield samples anew"):
+        run_train(tmp_path, build_config(**CONSTANT), workload=build_workload(dataset=OnceOnly))
+
+
+def test_a_relative_folder_stays_where_it_was_asked_for(tmp_path, monkeypatch):
+    def build_elsewhere():
+        monkeypatch.chdir("/")
+        return Points()
+
+    monkeypatch.chdir(tmp_path)
+    result, _ = run_train("own", workload=build_workload(dataset=build_elsewhere))
+    assert (tmp_path / "own" / "checkpoint.pt").is_file()
+    assert result.out_dir == "own"
+
+
 def test_a_resumed_run_says_what_it_goes_on_from():
     few, same, more = (describe_resume(60, 3, n_epochs) for n_epochs in (2, 3, 5))
     assert "the checkpoint is at step 60, after 3 epochs, more than the 2 asked for: nothing is left to train" in few

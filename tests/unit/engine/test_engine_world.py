@@ -11,7 +11,7 @@ from fulltilt.config import plan_of
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.ranks.division import find_obstacles_to_ranks
 from fulltilt.engine.ranks.parallel import DealtBatches, choose_shard, list_sizes
-from fulltilt.engine.ranks.world import World, is_rank, join_devices, plan_devices
+from fulltilt.engine.ranks.world import World, is_first_rank, is_rank, join_devices, plan_devices
 from fulltilt.errors import ConfigError, PlanObstacleError, UsageError
 
 
@@ -45,11 +45,22 @@ def test_a_device_given_by_hand_wins_over_the_configuration():
 
 def test_torchrun_is_told_where_its_ranks_and_the_devices_differ(monkeypatch):
     assert not is_rank()
-    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+    places = dict.fromkeys(("RANK", "LOCAL_RANK"), 1) | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), 2)
+    for name, value in (places | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}).items():
         monkeypatch.setenv(name, str(value))
     assert is_rank()
     with pytest.raises(ConfigError, match="2 ranks were started on this machine, the configuration names 3 devices"):
         join_devices(plan_devices(build_config(run__device=[0, 1, 2])))
+
+
+@pytest.mark.parametrize(("rank", "n_ranks"), [("abc", "2"), ("2", "2"), ("1", "1"), ("0", "2"), ("0", "")])
+def test_a_place_among_ranks_that_there_is_not_is_refused_with_what_says_it(monkeypatch, rank, n_ranks):
+    monkeypatch.setenv("RANK", rank)
+    assert not is_rank()
+    assert is_first_rank(), "one alone, whatever a queue has left in the environment"
+    monkeypatch.setenv("WORLD_SIZE", n_ranks)
+    with pytest.raises(UsageError, match=f"RANK={rank}, WORLD_SIZE={n_ranks}.*or unset RANK"):
+        is_rank()
 
 
 def test_a_batch_has_to_give_every_rank_a_sample():

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -158,7 +159,8 @@ def build_client(model=None, max_waiting=16):
     words = ("<unk>", "<eos>", *(f"w{number}" for number in range(38)))
     table = WordTable(words=words, tokenizer="words", ends_lines=True)
     service = TextService(find_writer(model or build_gpt()), table, max_waiting=max_waiting)
-    app, host = fastapi.FastAPI(), SimpleNamespace(is_draining=False, n_open=0, figures=Counts())
+    settings = SimpleNamespace(deadline_s=None)
+    app, host = fastapi.FastAPI(), SimpleNamespace(is_draining=False, n_open=0, figures=Counts(), settings=settings)
     app.include_router(build_router(service, host))
     return testclient.TestClient(app), host
 
@@ -290,6 +292,28 @@ def test_a_flood_is_refused_and_an_error_midway_is_the_last_event():
     first, last = read_events(client.post("/v1/generate", json={"tokens": [1], "max_new_tokens": 5}))
     assert "token" in first
     assert "ValueError: planted" in last["error"]
+    assert host.n_open == 0
+
+
+def test_a_deadline_ends_the_writing_and_the_next_request_is_served():
+    model = build_gpt()
+    read_on = model.read_on
+
+    def read_slowly(words, cache, n_new=None):
+        time.sleep(0.2 if n_new is None else 0.0)
+        return read_on(words, cache, n_new)
+
+    model.read_on = read_slowly
+    client, host = build_client(model)
+    asked = {"json": {"tokens": [1], "max_new_tokens": 25}}
+    *words, last = read_events(client.post("/v1/generate", headers={"X-Deadline-Ms": "500"}, **asked))
+    assert len(words) < 10
+    assert last == {"error": f"the deadline passed after {len(words)} words; ask for fewer, or give it more time"}
+    host.settings.deadline_s = 0.0
+    assert "after 0 words" in read_events(client.post("/v1/generate", **asked))[-1]["error"]
+    model.read_on = read_on
+    assert read_events(client.post("/v1/generate", headers={"X-Deadline-Ms": "60000"}, **asked))[-1]["n_tokens"] == 25
+    assert client.post("/v1/generate", headers={"X-Deadline-Ms": "soon"}, **asked).status_code == 400
     assert host.n_open == 0
 
 

@@ -141,6 +141,21 @@ def test_a_run_that_is_refused_leaves_no_folder_but_one_that_was_there_or_holds_
         with pytest.raises(RunFolderError, match="refused"):
             refuse_run(tmp_path / name, act)
     assert {path.name for path in tmp_path.iterdir()} == {"there", "begun"}
+    assert not any((tmp_path / "there").iterdir())
+
+
+@pytest.mark.parametrize(("command", "whose"), [("train", "of fulltilt train"), (None, "of another origin")])
+def test_files_of_others_are_not_written_over_and_a_refusal_leaves_nothing_beside_them(tmp_path, command, whose):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    if command:
+        open_run(folder, command=command).close()
+    (folder / "report.html").touch()
+    before = sorted(os.listdir(folder))
+    with pytest.raises(RunFolderError, match=f"mine holds report.html {whose}, and a run writes there; give another"):
+        open_run(folder)
+    assert sorted(os.listdir(folder)) == before
+    assert find(folder, PARTS) == (None, "mine-2", f"report.html {whose}")
 
 
 @pytest.mark.parametrize(("error", "stays"), [(UsageError, False), (NoPlanError, True)])

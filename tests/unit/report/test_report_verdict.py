@@ -197,6 +197,9 @@ def test_each_change_says_what_it_is_worth_and_what_of_learning_it_touches():
     assert rest == ["fused_optimizer: no → yes", "precision: fp32 → bf16 (numerics)"]
     assert threads == "threads: default → 1"
     assert idle == "left out, not shown to gain: channels_last yes (+0.2 %)"
+    effects = [build_effect("num_workers", 0, 2, compare(16.0, -100, 1e8))]
+    lines = list_changes(build_document(FASTER, plan={"num_workers": 2}, levers=effects))
+    assert any(line.endswith(" +16 % (too noisy to tell)") for line in lines), "it gave an interval of nine digits"
     *_, last = list_changes(build_document(FASTER, plan=LONG_PLAN))
     assert last == "and 4 more settings, in the report"
 

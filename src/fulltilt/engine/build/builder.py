@@ -14,7 +14,7 @@ from fulltilt.config import Config, config_from_values, parse_on_bad_sample
 from fulltilt.data import BatchTransform, build_loader, build_mix
 from fulltilt.data.seeds import compute_seed
 from fulltilt.data.transforms.mixing import Mix
-from fulltilt.engine.build.facts import count_dataset, describe, name_optimizer, resolve_plan
+from fulltilt.engine.build.facts import count_dataset, describe, name_optimizer, refuse_loader, resolve_plan
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.ranks.division import describe_split, find_obstacles_to_ranks, find_obstacles_to_shards
 from fulltilt.engine.ranks.parallel import GradientSync
@@ -103,6 +103,7 @@ def _resolve(
     """Build data and model, and resolve the plan's values of "auto"; no lever is applied yet."""
     seed_everything(seed)
     dataset = workload.dataset()
+    refuse_loader(dataset, f"training set of {workload.name}")
     seed_everything(seed)  # what the dataset draws does not change the model
     model = build_model(workload)
     world.arrive()  # before the first word between ranks: one that hangs in the user's code is behind the others

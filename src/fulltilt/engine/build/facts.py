@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn, optim
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from fulltilt.data.loading.placement import (
     count_held_bytes,
@@ -17,6 +17,7 @@ from fulltilt.data.loading.placement import (
 )
 from fulltilt.data.transforms.batch_transform import find_transforms
 from fulltilt.engine.ranks.world import ALONE, World
+from fulltilt.errors import UsageError
 from fulltilt.hardware import count_usable_cores, has_c_compiler, is_wsl
 from fulltilt.levers import Facts
 from fulltilt.levers import placement as placement_lever
@@ -85,6 +86,15 @@ def resolve_plan(
     chosen = placement_lever.resolve("auto", plan, facts, may_hold=may_hold, started_with=started_with)
     placement, note = world.hand_out(chosen)
     return plan.replace(placement=placement), [*notes, f"placement: {note}"]
+
+
+def refuse_loader(dataset: Any, of: str) -> None:
+    """Raise a UsageError where code of the user gave a DataLoader for a dataset, such as the training set ``of`` it."""
+    if isinstance(dataset, DataLoader):
+        raise UsageError(
+            f"the {of} is a DataLoader; give its dataset, data.batch_size and data.num_workers: fulltilt builds the "
+            "loader"
+        )
 
 
 def count_dataset(dataset: Any) -> int | None:

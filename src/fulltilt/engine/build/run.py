@@ -18,6 +18,7 @@ from fulltilt.engine.step.average import WeightAverage
 from fulltilt.engine.step.data_waits import DataWaits
 from fulltilt.engine.step.prefetch import CudaLane, Prefetcher
 from fulltilt.engine.step.train_step import Doing
+from fulltilt.errors import DataError
 from fulltilt.levers import Facts, Setup
 from fulltilt.measure.nested import find_tensor
 from fulltilt.records import Plan
@@ -108,6 +109,13 @@ class Run:
         state["n_prefetched"] = state.get("n_prefetched", 0) + 1
         if "pinned" not in state and (first := find_tensor(batch)) is not None:
             state["pinned"] = first.is_pinned()
+
+    def build_empty_error(self, epoch: int) -> DataError:
+        """Build the error of an epoch, counted from 1, that had no batch."""
+        return DataError(
+            f"the training set of {self.workload.name} yielded no batch in epoch {epoch}; it must yield samples anew "
+            "each time it is iterated over"
+        )
 
     def close(self) -> None:
         """End data workers that are still alive; persistent ones cannot serve another epoch after."""

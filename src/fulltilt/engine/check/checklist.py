@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import os
 import tempfile
@@ -21,7 +20,7 @@ from fulltilt.engine.build.facts import count_dataset
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.loop.bad_batch import describe_loss, save_bad_batch
 from fulltilt.engine.loop.endings import tell_failure
-from fulltilt.engine.loop.evaluate import evaluate
+from fulltilt.engine.loop.evaluate import add_derived, evaluate
 from fulltilt.engine.loop.limits import read_limits
 from fulltilt.engine.loop.opening import Job, open_session
 from fulltilt.engine.loop.session import Session
@@ -181,12 +180,14 @@ def _check_one_step(session: Session, n_ranks: int, memory_limit_bytes: int | No
             session.learning_rate.set_step(0)
             outcome = session.step(batches if n_ranks == 1 else _cut(batches, n_ranks), NullTimer())
             loss = float(outcome.loss) if outcome is not None else math.nan
+            with contextlib.suppress(KeyError):  # as at the end of an epoch
+                add_derived(run.workload, {"loss": loss})
     except Exception as error:  # boundary to the user's own model and data
         meter.stop()
         return [CheckItem("one step", "problem", _describe_failure(session, run, error))]
     peaks = meter.stop()
     if outcome is None:
-        return [CheckItem("one step", "problem", "the training set yielded no batch")]
+        return [CheckItem("one step", "problem", str(run.build_empty_error(1)))]
     whose = "" if n_ranks == 1 else f" (rank 0's part, of {n_ranks} ranks)"
     text = f"{outcome.n_samples} samples{whose} forward, backward and update; loss {loss:.4g}"
     if not math.isfinite(loss):  # in the words of train
@@ -322,13 +323,11 @@ def _check_validation(session: Session, *, evaluates: bool) -> CheckItem:
         return CheckItem("validation", "note", f"{text}, never evaluated: run.evaluate_every is off")
     if not evaluates:
         return CheckItem("validation", "ok", text)
-    bare = dataclasses.replace(run, workload=dataclasses.replace(run.workload, assess=None))
-    n_asked = itertools.count()
     try:
         with tell_failure(session):
-            evaluate(bare, session.validation, should_stop=lambda: next(n_asked) > 0)
+            evaluate(run, session.validation, n_batches=1)
     except Exception as error:  # boundary to the user's own data
-        return CheckItem("validation", "problem", _describe_failure(session, bare, error))
+        return CheckItem("validation", "problem", _describe_failure(session, run, error))
     return CheckItem("validation", "ok", text)
 
 

@@ -28,7 +28,7 @@ from fulltilt.engine.contrastive.options import PhaseOptions
 from fulltilt.engine.loop.endings import TrainResult
 from fulltilt.engine.loop.train import train
 from fulltilt.engine.ranks.world import plan_devices
-from fulltilt.errors import StorageError, UsageError
+from fulltilt.errors import StorageError, UsageError, name_file
 from fulltilt.records import Listener
 from fulltilt.records.run_folder import open_atomic
 from fulltilt.tasks import Workload
@@ -146,8 +146,8 @@ def _open_features(
     loaded = checkpoint.load_checkpoint(folder)
     if loaded is None:
         raise UsageError(
-            f"there is no checkpoint in {folder}: this phase needs a pre-trained encoder; run the phase pretrain "
-            "first, or give its folder with --out"
+            f"there is no checkpoint in {name_file(folder)}: this phase needs a pre-trained encoder; run the phase "
+            "pretrain first, or give its folder with --out"
         )
     model = workload.model()
     assert isinstance(model, ContrastiveModel)

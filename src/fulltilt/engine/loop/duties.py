@@ -1,5 +1,6 @@
 """What the loop does beside training: log, evaluate, save, tell. None of it happens inside a step."""
 
+import contextlib
 import math
 import os
 import time
@@ -10,7 +11,7 @@ from fulltilt.engine.build.budget import estimate_host_budget
 from fulltilt.engine.build.startup import describe_start
 from fulltilt.engine.interrupt import Stop
 from fulltilt.engine.loop.bad_batch import describe_loss, find_bad_step, save_bad_batch, suggest_stability
-from fulltilt.engine.loop.evaluate import evaluate
+from fulltilt.engine.loop.evaluate import add_derived, evaluate
 from fulltilt.engine.loop.saving import collect_checkpoint, describe_saved, save_session, settle_checkpoint
 from fulltilt.engine.loop.session import OpenInterval, Session
 from fulltilt.errors import NonFiniteLossError
@@ -141,6 +142,12 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
     if metrics is None:
         return False
     progress.evaluated_step = progress.step
+    if not math.isfinite(loss := metrics.get("loss", 0.0)):
+        s.announce.note_once(
+            f"the validation loss is {loss}, while the training loss is finite; look for values that are not finite in "
+            "the validation set, and for a layer that differs in evaluation mode",
+            level="warning",
+        )
     _tell_late_notes(s)
     evaluated = s.announce(
         Evaluated,
@@ -171,13 +178,15 @@ def save(s: Session, *, is_last: bool = False) -> None:
 
 def _announce_epoch(s: Session) -> None:
     progress = s.progress
+    if progress.step_in_epoch == 0:
+        raise s.run.build_empty_error(progress.epoch + 1)
     log_interval(s)
     flush_log(s)
     s.watch.read()
     _tell_late_notes(s)
     means = progress.compute_epoch_means()
-    if means and s.run.workload.derive is not None:
-        means |= s.run.workload.derive(means)
+    with contextlib.suppress(KeyError):  # of a metric that training does not compute; an evaluation raises it
+        means = means and add_derived(s.run.workload, means)
     progress.last_loss = means.pop("loss", progress.last_loss)
     progress.is_epoch_announced = True
     seconds = progress.epoch_seconds

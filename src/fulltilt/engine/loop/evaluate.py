@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import itertools
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,13 +15,14 @@ from fulltilt.config import parse_on_bad_sample
 from fulltilt.data.loading.loader import build_loader
 from fulltilt.data.seeds import compute_seed
 from fulltilt.engine.build.builder import build_transform
-from fulltilt.engine.build.facts import count_dataset
+from fulltilt.engine.build.facts import count_dataset, refuse_loader
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.loop.progress import LossMeter
 from fulltilt.engine.step.train_step import TrainStep, fetch_batches
-from fulltilt.errors import DataError
+from fulltilt.errors import DataError, UsageError
 from fulltilt.levers.compile import without_compiling
 from fulltilt.measure.nested import count_samples
+from fulltilt.tasks import Workload
 
 
 def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataLoader | None:
@@ -33,6 +36,7 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
     if run.workload.validation is None:
         return None
     dataset, name = run.workload.validation(), run.workload.name
+    refuse_loader(dataset, f"validation set of {name}")
     if count_dataset(dataset) == 0:
         raise DataError(f"the validation set of {name} holds 0 samples; give it some, or leave it out")
     options = {name: value for name, value in run.setup.loader_options.items() if name != "batch_size"}
@@ -53,7 +57,11 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
 
 
 def evaluate(
-    run: Run, loader: DataLoader | None, *, should_stop: Callable[[], object] | None = None
+    run: Run,
+    loader: DataLoader | None,
+    *,
+    should_stop: Callable[[], object] = lambda: False,
+    n_batches: int | None = None,
 ) -> dict[str, float] | None:
     """Compute mean loss and metrics per sample over ``loader``; a short last batch counts by its samples.
 
@@ -68,9 +76,11 @@ def evaluate(
     Args:
         loader: None: the workload has no validation set, and only assesses.
         should_stop: Asked before each batch; true ends the evaluation, which then returns None.
+        n_batches: Evaluate so many, and assess nothing: to try it out.
 
     Raises:
         DataError: no batch came.
+        UsageError: what the workload derives or assesses is no mapping of names to numbers.
 
     Device: synchronises once, at the end.
     """
@@ -78,30 +88,53 @@ def evaluate(
     average = contextlib.nullcontext() if run.average is None else run.average.in_force()
     with average, _evaluation_mode(run.setup.model), without_compiling(run.setup), torch.no_grad():
         run.world.copy_buffers(run.setup.model)
-        means = {} if loader is None else _compute_means(run, loader, should_stop)
-        if means and run.workload.derive is not None:
-            means |= run.workload.derive(means)
-        if means is not None and run.workload.assess is not None:
+        means = {} if loader is None else _compute_means(run, loader, should_stop, n_batches)
+        means = means and add_derived(run.workload, means)
+        if means is not None and n_batches is None and run.workload.assess is not None:
             run.doing, found = "assessment", None
             if run.config.data.val_batch_size and hasattr(run.workload.assess, "batch_size"):
                 run.workload.assess.batch_size = min(run.workload.assess.batch_size, run.config.data.val_batch_size)
             if run.world.is_first:  # the others wait for it; a divided model is refused when it is built
                 with run.world.work_alone():
-                    found = run.workload.assess(run.setup.model, run.device)
+                    said = run.workload.assess(run.setup.model, run.device)
+                    found = _read_figures(f"assess of {run.workload.name}", said)
             means |= run.world.hand_out(found)
     run.doing = "elsewhere"
     return means
 
 
-def _compute_means(run: Run, loader: DataLoader, should_stop: Callable[[], object] | None) -> dict[str, float] | None:
+def add_derived(workload: Workload, means: dict[str, float]) -> dict[str, float]:
+    """Add what the workload derives from means per sample.
+
+    Raises:
+        UsageError: it is no mapping of names to numbers.
+    """
+    if workload.derive is None:
+        return means
+    return means | _read_figures(f"derive of {workload.name}", workload.derive(means))
+
+
+def _read_figures(of: str, said: Any) -> dict[str, float]:
+    try:
+        return {str(name): float(value) for name, value in said.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise UsageError(
+            f"{of} returned {textwrap.shorten(repr(said), 80)}; it must return a mapping of names to numbers, "
+            'such as {"f1": 0.8}'
+        ) from None
+
+
+def _compute_means(
+    run: Run, loader: DataLoader, should_stop: Callable[[], object], n_batches: int | None
+) -> dict[str, float] | None:
     world = run.world
     generator = torch.Generator(run.device).manual_seed(compute_seed(run.seed, world.rank) if world.rank else run.seed)
     meter = LossMeter(run.device, run.workload.metrics, world)
     own = dataclasses.replace(run, generator=generator, transform=build_transform(loader, run.setup))
     step = TrainStep(own, observe=meter.observe, forward=run.setup.model)
     batches: Any = run.deal(loader)
-    for batch in fetch_batches(batches):
-        if should_stop is not None and should_stop():
+    for batch in itertools.islice(fetch_batches(batches), n_batches):
+        if should_stop():
             return None
         n = n_local = count_samples(batch)
         if world.is_divided:

@@ -90,16 +90,18 @@ def train(
         KeyboardInterrupt: Ctrl-C, after the step in progress and a checkpoint. SIGTERM takes its course likewise.
     """
     read_limits(config, epochs, max_steps)  # for its error: before a device is asked for, or a process started
-    given = {"out_dir": str(out_dir), "resume": resume, "epochs": epochs, "device": device, "max_steps": max_steps}
+    kept = str(Path(out_dir).absolute())  # code of the model or the data may change the working folder
+    given = {"out_dir": kept, "resume": resume, "epochs": epochs, "device": device, "max_steps": max_steps}
     given |= {"workload": workload, "training_metrics": training_metrics, "memory_limit_bytes": memory_limit_bytes}
     after = None
     if not must_launch(config, device):
         ended = _train_here(config, listeners=listeners, **given)
         if isinstance(ended, TrainResult):
-            return ended
+            return dataclasses.replace(ended, out_dir=str(out_dir))
         after = ended
         give_back_memory()
-    return train_in_ranks(_train_as_rank, config, listeners, {**given, "after": after})
+    result = train_in_ranks(_train_as_rank, config, listeners, {**given, "after": after})
+    return dataclasses.replace(result, out_dir=str(out_dir))
 
 
 def _train_here(

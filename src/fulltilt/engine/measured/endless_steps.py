@@ -8,7 +8,6 @@ from torch import Tensor
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.step.cached_step import build_step
 from fulltilt.engine.step.train_step import StepOutcome, Timer, fetch_batches
-from fulltilt.errors import DataError
 from fulltilt.measure import NullTimer
 
 
@@ -43,10 +42,7 @@ class EndlessBatches:
             if batch is not None:
                 self.n_taken += 1
                 return batch
-        raise self._build_error()
-
-    def _build_error(self) -> DataError:
-        return DataError(f"the training set of {self._run.workload.name} yielded no batch in epoch {self.n_epochs}")
+        raise self._run.build_empty_error(self.n_epochs)
 
 
 class EndlessSteps(EndlessBatches):
@@ -77,7 +73,7 @@ class EndlessSteps(EndlessBatches):
             self.start_epoch()
             outcome = self._step(self._batches, self._timer)  # type: ignore[arg-type]
             if outcome is None:
-                raise self._build_error()
+                raise self._run.build_empty_error(self.n_epochs)
         self.n_done += 1
         self.last_loss = outcome.loss
         if self.n_done == 1 and self._on_first is not None:

@@ -21,7 +21,6 @@ from fulltilt.engine.measured.measurement import STEP_FIGURES, check_observed, r
 from fulltilt.engine.measured.rehearsal import Part, find_largest_samples, read_batch
 from fulltilt.engine.step.cached_step import build_step
 from fulltilt.engine.step.train_step import TrainStep, fetch_batches
-from fulltilt.errors import DataError
 from fulltilt.hardware import count_usable_cores
 from fulltilt.levers import Lever
 from fulltilt.measure import estimate_memory, measure_steps
@@ -56,7 +55,7 @@ def run_device_probe(
     resident = [place(batch) for batch in itertools.islice(fetch_batches(run.start_epoch(0)), N_RESIDENT)]
     run.close()
     if not resident:
-        raise DataError(f"the training set of {run.workload.name} yielded no batch in the first epoch")
+        raise run.build_empty_error(1)
     whole = [batch for batch in resident if count_samples(batch) == run.batch_size] or resident
     return run_measured(
         run,

@@ -141,9 +141,7 @@ class Rehearsal:
         largest = self._find_largest(loader, loader.batch_size)
         if largest is not None:
             loader = RepeatedBatch(loader, largest.indices, 1)
-        bare = dataclasses.replace(s.run, workload=dataclasses.replace(s.run.workload, assess=None))
-        n_asked = itertools.count()
-        evaluate(bare, loader, should_stop=lambda: next(n_asked) > 0)
+        evaluate(s.run, loader, n_batches=1)
 
     def _save(self, s: Session) -> None:
         with tempfile.TemporaryDirectory(prefix="fulltilt-checkpoint-") as folder:

@@ -22,7 +22,7 @@ from fulltilt.config import Config
 from fulltilt.data.loading.sampler import Share
 from fulltilt.engine.interrupt import Stop
 from fulltilt.engine.ranks.process import IS_ALONE, IS_WAITING, Link, find_link
-from fulltilt.errors import ConfigError
+from fulltilt.errors import ConfigError, UsageError
 from fulltilt.hardware import list_rank_devices
 
 GROUP_TIMEOUT = datetime.timedelta(minutes=30)  # only where no parent watches; a checkpoint may take its time
@@ -36,14 +36,38 @@ def plan_devices(config: Config, device: str | None = None) -> list[str]:
     return list_rank_devices(wanted, config.run.n_ranks, has_gpu=torch.cuda.is_available)
 
 
+def find_rank() -> tuple[int, int] | None:
+    """Return this process's rank and how many ranks there are; None where nobody started it as one.
+
+    Raises:
+        UsageError: the environment names a place that there is not, or no meeting point.
+    """
+    names = ("RANK", "WORLD_SIZE")
+    said = [os.environ.get(name) for name in names]
+    if None in said:
+        return None
+    try:
+        rank, n_ranks = (int(value or "") for value in said)
+    except ValueError:
+        rank, n_ranks = -1, 0
+    needed = () if n_ranks == 1 else ("MASTER_ADDR", "MASTER_PORT")
+    if not 0 <= rank < n_ranks or any(name not in os.environ for name in needed):
+        found = ", ".join(f"{name}={os.environ.get(name, '(unset)')}" for name in (*names, *needed))
+        raise UsageError(
+            f"the environment makes this process one of several, and names no place that there is: {found}; start "
+            "them with torchrun, which sets these, or unset RANK to run one alone"
+        )
+    return rank, n_ranks
+
+
 def is_rank() -> bool:
     """Whether this process was started as one of several, by ``run_ranks`` or by torchrun."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    return find_rank() is not None
 
 
 def is_first_rank() -> bool:
     """Whether this process is the one that tells and writes, of however many were started."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return (find_rank() or (0, 1))[0] == 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,9 +173,9 @@ def join_devices(devices: Sequence[str]) -> tuple[World, str]:
     Raises:
         ConfigError: as many ranks were started as there are no devices for.
     """
-    if not is_rank():
+    if (found := find_rank()) is None:
         return ALONE, devices[0]
-    rank, n_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, n_ranks = found
     name = _choose_device(devices, int(os.environ.get("LOCAL_RANK", rank)))
     world = World(rank=rank, n_ranks=n_ranks, link=find_link())
     world.arrive()

@@ -6,13 +6,14 @@ Imports torch: who serves asks the manifest first whether its model writes text.
 import asyncio
 import functools
 import json
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +21,7 @@ from fulltilt.errors import UsageError, describe_error
 from fulltilt.infer.artefact import Artefact, open_eager
 from fulltilt.infer.gates.effect import is_eager
 from fulltilt.infer.generate.decoding import Sampling, Writer, find_writer
+from fulltilt.infer.serve.app import read_deadline_s
 from fulltilt.records.words import WordTable
 
 MAX_WAITING = 16
@@ -63,8 +65,14 @@ class TextService:
         self._writer.check_lengths([tokens], body.max_new_tokens)
         return tokens
 
-    async def stream(self, prompt: Sequence[int], body: GenerateBody) -> AsyncGenerator[str, None]:
-        """Yield an event for each word, then a summary. Whoever stops listening stops the writing."""
+    async def stream(
+        self, prompt: Sequence[int], body: GenerateBody, deadline_s: float = math.inf
+    ) -> AsyncGenerator[str, None]:
+        """Yield an event for each word, then a summary. Whoever stops listening stops the writing.
+
+        Args:
+            deadline_s: By the monotonic clock; what is not written by then is not sent.
+        """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
         is_gone, start_s = False, time.perf_counter()
 
@@ -76,11 +84,19 @@ class TextService:
             if not is_gone:
                 self._writer([prompt], body.max_new_tokens, tell, body)
 
+        async def read_word() -> int | None:
+            left_s = None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())
+            try:
+                return await asyncio.wait_for(queue.get(), left_s)
+            except TimeoutError:
+                said = f"the deadline passed after {len(times_s)} words; ask for fewer, or give it more time"
+                raise UsageError(said) from None
+
         job = loop.run_in_executor(self._worker, work)
         job.add_done_callback(lambda _: queue.put_nowait(None))
         times_s: list[float] = []
         try:
-            while (word := await queue.get()) is not None:
+            while (word := await read_word()) is not None:
                 times_s.append(time.perf_counter() - start_s)
                 yield _encode({"token": word} | ({} if self._table is None else {"text": self._table.decode([word])}))
             await job
@@ -127,7 +143,7 @@ def build_router(service: TextService, host: Any) -> APIRouter:
     """Build the route; the application that includes it checks who asks and how long a body is.
 
     Args:
-        host: Has ``is_draining`` and ``figures``, and counts in ``n_open`` the requests that a drain waits for.
+        host: Has ``settings``, ``is_draining`` and ``figures``, and counts in ``n_open`` what a drain waits for.
     """
     router = APIRouter()
 
@@ -136,7 +152,8 @@ def build_router(service: TextService, host: Any) -> APIRouter:
         host.n_open += n
 
     @router.post("/v1/generate")
-    async def generate(body: GenerateBody) -> StreamingResponse:
+    async def generate(body: GenerateBody, request: Request) -> StreamingResponse:
+        deadline_s = read_deadline_s(request, host, time.monotonic())
         if service.n_inside > service.max_waiting:
             raise HTTPException(429, f"{service.n_inside} requests wait already; come later", {"Retry-After": "1"})
         if host.is_draining:
@@ -146,6 +163,6 @@ def build_router(service: TextService, host: Any) -> APIRouter:
         except UsageError as error:
             raise HTTPException(422, str(error)) from None
         count(1)  # here, since many may come before the first stream begins
-        return Stream(service.stream(prompt, body), functools.partial(count, -1), host.figures)
+        return Stream(service.stream(prompt, body, deadline_s), functools.partial(count, -1), host.figures)
 
     return router

@@ -93,7 +93,7 @@ async def _predict(service: Service, request: Request, began_s: float) -> dict[s
         raise service.build_refusal(503, "the service is draining; come again later")
     if service.n_open > MOST_OPEN:
         raise service.build_refusal(429, f"{MOST_OPEN:,} requests are open already; come again later")
-    deadline_s = _read_deadline_s(request, service, began_s)
+    deadline_s = read_deadline_s(request, service, began_s)
     body = await request.body()
     given = (body, service.manifest, service.word_table, service.settings.n_waiting)
     samples = await run_in_threadpool(read_samples, *given) if len(body) > LARGE_BYTES else read_samples(*given)
@@ -106,7 +106,8 @@ async def _predict(service: Service, request: Request, began_s: float) -> dict[s
     return {"outputs": write_samples(answered), "cached": [source in ("memory", "disk") for _, source in found]}
 
 
-def _read_deadline_s(request: Request, service: Service, began_s: float) -> float:
+def read_deadline_s(request: Request, service: Service, began_s: float) -> float:
+    """Return when a request's time is over, by the monotonic clock; infinite: never."""
     given = request.headers.get("x-deadline-ms")
     try:
         seconds = service.settings.deadline_s if given is None else int(given) / 1000
