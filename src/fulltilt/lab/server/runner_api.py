@@ -47,12 +47,12 @@ class Finish(BaseModel):
     files: list[File] = Field(default_factory=list, max_length=1000)
 
 
-@router.post("/hello")
+@router.post("/hello", response_model=None)
 def hello(request: Request, attempt: Runner, body: Hello) -> dict[str, Any]:
     return reception.greet(get_lab(request), attempt, pid=body.pid)
 
 
-@router.post("/renew")
+@router.post("/renew", response_model=None)
 async def renew(request: Request, attempt: Runner, body: Renewal) -> dict[str, str | None]:
     """Renew the lease at once, and answer when somebody wants something of the attempt, or after ``wait_s``."""
     lab, until_s = get_lab(request), time.monotonic() + body.wait_s
@@ -63,7 +63,7 @@ async def renew(request: Request, attempt: Runner, body: Renewal) -> dict[str, s
     return {"wish": wish}
 
 
-@router.put("/streams/{name}", max_body_size=MOST_STREAM_BYTES)
+@router.put("/streams/{name}", response_model=None, max_body_size=MOST_STREAM_BYTES)
 async def append(
     request: Request, attempt: Runner, name: str, offset: Annotated[int, Query(ge=0, lt=2**62)]
 ) -> dict[str, int]:
@@ -93,13 +93,13 @@ def get_file(request: Request, attempt: Runner, digest: Digest) -> StreamingResp
     return stream_file(lab.depot, digest)
 
 
-@router.post("/checkpoint")
+@router.post("/checkpoint", response_model=None)
 def commit_checkpoint(request: Request, attempt: Runner, body: Checkpoint) -> dict[str, Any]:
     reception.commit_checkpoint(get_lab(request), attempt, _read_files(body))
     return {}
 
 
-@router.post("/finish")
+@router.post("/finish", response_model=None)
 def finish(request: Request, attempt: Runner, body: Finish) -> dict[str, str]:
     end = End(outcome=body.outcome, reason=body.reason, metrics=body.metrics)
     return {"state": reception.finish(get_lab(request), attempt, end, _read_files(body))}
