@@ -135,7 +135,8 @@ def open_check_folder(plan: CheckPlan, out_dir: Path) -> RunFolder:
         RunFolderError: another process holds it, or it is the folder of another command.
     """
     parts = {"training": describe_training(plan.config)}
-    return RunFolder(out_dir, fingerprint_parts=parts, command="infer check", results=RESULTS, aging=("training",))
+    claim: dict[str, Any] = {"fingerprint_parts": parts, "command": "infer check", "results": RESULTS}
+    return RunFolder(out_dir, **claim, writes=RESULTS, aging=("training",))
 
 
 def prepare_weights(plan: CheckPlan, folder: RunFolder, words: Sequence[str]) -> tuple[Path | None, bool]:

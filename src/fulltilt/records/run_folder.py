@@ -28,9 +28,6 @@ from fulltilt.records.settings import flatten_settings
 FINGERPRINT_FILE = "fingerprint.json"
 LOCK_FILE = ".lock"
 NEW_FILE_MODE = 0o644
-WRITTEN = ("report.html", "events.jsonl", "steps.csv", "epochs.csv", "trials.csv", "tune.json")
-"""Files that a run writes and that others may have written: in a folder of nobody's they are not a run's."""
-
 N_CHANGES_SHOWN = 4
 N_LOCK_TRIES = 11  # 0.1 s
 _UNWRITABLE = (
@@ -54,10 +51,12 @@ class RunFolder:
             earlier results are set aside under another name, ``set_aside`` says so, and the folder starts anew. It
             says so again to the next run where this one ends without a result.
         moving: Parts that may have another value in the same run: where its data lie.
+        writes: Files that the run writes over. In a folder of nobody's, or of another command, they are not its own.
         logs: What is left by a run that was refused (UsageError), and goes with a folder that it made.
 
     Raises:
-        RunFolderError: another living process holds it, or it belongs to a run with another fingerprint.
+        RunFolderError: another living process holds it, or it belongs to a run with another fingerprint, or to nobody
+            and holds files that the run would write over.
         StorageError: it cannot be created or written.
     """
 
@@ -70,14 +69,15 @@ class RunFolder:
         results: Sequence[str],
         aging: Collection[str] = (),
         moving: Collection[str] = (),
+        writes: Collection[str] = (),
         logs: Collection[str] = (),
     ):
         self.path = Path(path)
-        self._logs = logs
+        self._writes, self._logs = writes, logs
         self.set_aside: str | None = None
         self._command = command
         self._is_new = not self.path.exists()
-        self._before = frozenset(os.listdir(self.path)) if self.path.is_dir() else frozenset[str]()
+        self._before = _list_names(self.path)
         self._lock = _take_lock(self.path)
         try:
             self.is_resumed = self._claim(fingerprint_parts, command, results, aging, moving)
@@ -89,14 +89,22 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and FINGERPRINT_FILE not in self._before:  # refused: nothing came of it
-            own = {FINGERPRINT_FILE, LOCK_FILE, *(self._logs if issubclass(kind, UsageError) else ())}
-            with contextlib.suppress(OSError):
-                made = {*os.listdir(self.path)} - self._before
-                for path in [self.path] if self._is_new else [self.path / name for name in made]:
-                    if made <= own:
-                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if kind is not None and issubclass(kind, UsageError):
+            self._leave_nothing()
         self.close()
+
+    def _leave_nothing(self) -> None:
+        """Remove what a run that is refused has made, unless something else came with it."""
+        own = {FINGERPRINT_FILE, LOCK_FILE, *(self._logs if self._is_new else ())}
+        made = _list_names(self.path) - self._before
+        if FINGERPRINT_FILE in self._before or not made <= own:
+            return
+        with contextlib.suppress(OSError):
+            for name in sorted(made, key=LOCK_FILE.__eq__):  # the lock last: who waits for it would come between
+                path = self.path / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if self._is_new:
+                self.path.rmdir()
 
     def close(self) -> None:
         """Release the lock. Its file stays, as the folder does: others would have to look again (``_take_lock``)."""
@@ -131,7 +139,7 @@ class RunFolder:
                     "remove this one"
                 )
             self.set_aside = f"earlier results are set aside as {self._set_aside(results)} ({change})"
-        elif foreign := _find_foreign(self.path, found, command):
+        elif foreign := _find_foreign(self.path, found, command, self._writes):
             raise OtherRunError(f"{self.path} holds {foreign}, and a run writes there; give another folder with --out")
         else:  # the run that set them aside had no result yet, so nobody was told
             self.set_aside = found.get("set_aside")
@@ -161,6 +169,7 @@ class FolderChoice:
         own: The newest that holds this very run, or results of it that aged; None where none does.
         is_aged: Whether it is the latter.
         free: The first in which nothing would be lost.
+        foreign: Files of others in ``NAME`` that a run would write over.
         change: What differs from the run in ``NAME``; empty where that is this one, or none.
     """
 
@@ -169,12 +178,14 @@ class FolderChoice:
     free: Path
     change: str
     is_aged: bool = False
+    foreign: str = ""
 
     def explain(self, chosen: Path) -> str | None:
         """Say where a run is, and why it is not in the usual folder; None where it is."""
         if chosen == self.usual:
             return None
-        why = f"{self.usual} holds {f'another run ({self.change})' if self.change else 'this run already'}: "
+        held = self.foreign or (f"another run ({self.change})" if self.change else "this run already")
+        why = f"{self.usual} holds {held}: "
         return f"{'' if self.free == self.usual else why}this one is in {chosen}"
 
 
@@ -185,13 +196,14 @@ def find_folders(
     command: str,
     results: Sequence[str],
     aging: Collection[str] = (),
+    writes: Collection[str] = (),
 ) -> FolderChoice:
     """Find the folder of a run beside ``path``, and one for it to begin in.
 
     The arguments are those of ``RunFolder``. One in which another run has begun and has no results yet is not free.
     """
     held: list[tuple[bool, float, Path]] = []  # whether it did not age, when it was written
-    free, change = None, ""
+    free, change, foreign_there = None, "", ""
     for folder in list_numbered(path):
         written_s = [(folder / name).stat().st_mtime for name in results if (folder / name).exists()]
         try:
@@ -199,9 +211,9 @@ def find_folders(
         except RunFolderError:  # somebody's all the same
             found = dict[str, Any](command="unknown")
         if not found or not (written_s or _is_in_use(folder)):
-            foreign = _find_foreign(folder, found, command)
+            foreign = _find_foreign(folder, found, command, writes)
             free = free or (None if foreign else folder)
-            change = foreign if folder == path else change
+            foreign_there = foreign if folder == path else foreign_there
             continue
         relation = _compare(found, fingerprint_parts, command, aging)
         if relation != "other":
@@ -210,7 +222,7 @@ def find_folders(
             change = _describe_change(found.get("parts", {}), fingerprint_parts)
     assert free is not None, "the last of them is new"
     is_same, _, own = max(held, default=(True, 0.0, None))
-    return FolderChoice(path, own, free, change, is_aged=not is_same)
+    return FolderChoice(path, own, free, change, is_aged=not is_same, foreign=foreign_there)
 
 
 def list_numbered(path: Path) -> Iterator[Path]:
@@ -222,11 +234,18 @@ def list_numbered(path: Path) -> Iterator[Path]:
         yield path.with_name(f"{path.name}-{number}")
 
 
-def _find_foreign(path: Path, found: Mapping[str, Any], command: str) -> str:
+def _list_names(path: Path) -> frozenset[str]:
+    """List what lies in a folder; nothing where that cannot be read."""
+    with contextlib.suppress(OSError):
+        return frozenset(os.listdir(path))
+    return frozenset()
+
+
+def _find_foreign(path: Path, found: Mapping[str, Any], command: str, writes: Collection[str]) -> str:
     """Name the files of others that a run of ``command`` would write over; empty where there are none."""
     if found.get("command") == command:
         return ""
-    names = ", ".join(name for name in WRITTEN if (path / name).exists())
+    names = ", ".join(name for name in writes if (path / name).exists())
     whose = f" of fulltilt {found['command']}" if "command" in found else " of another origin"
     return names and f"{names}{whose}"
 

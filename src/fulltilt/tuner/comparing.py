@@ -13,7 +13,7 @@ from fulltilt.hardware import read_machine
 from fulltilt.records import VERSION, Machine, Plan, TrialRequest
 from fulltilt.records.settings import flatten_settings
 from fulltilt.stats import Comparison, alternate
-from fulltilt.tuner.question.options import build_options, find_limits
+from fulltilt.tuner.question.options import RANK_START_S, build_options, find_limits
 from fulltilt.tuner.question.source import resolve_target
 from fulltilt.tuner.trials.client import Zygote, Zygotes
 from fulltilt.tuner.trials.live import ArmFailedError, GroupRunner
@@ -116,7 +116,7 @@ def compare_configs(
 def _build_request(id: str, config: Config, machine: Machine, limit_s: float) -> TrialRequest:
     options = build_options(config)
     limit_bytes, _ = find_limits(options, machine)
-    deadline_s = max(LEAST_START_S, 2 * limit_s)
+    deadline_s = max(LEAST_START_S, 2 * limit_s) + (RANK_START_S if options.rank_devices else 0.0)
     return TrialRequest(
         id=id,
         source=resolve_target(config).source,
@@ -126,7 +126,7 @@ def _build_request(id: str, config: Config, machine: Machine, limit_s: float) ->
         seed=config.run.seed,
         memory_limit_bytes=limit_bytes,
         deadline_s=deadline_s,
-        patience_s=2 * deadline_s,  # above it: whatever is late needs a larger budget
+        patience_s=1.25 * deadline_s,  # above it: whatever is late needs a larger budget
         max_measure_s=options.max_measure_s,
         rank_devices=options.rank_devices,
     )

@@ -113,7 +113,8 @@ def _open_folder(question: Question, out: Path | None, tell: OnEvent) -> RunFold
     """
     results = [JOURNAL_FILE, VERIFY_FOLDER, *RESULT_FILES]
     parts = question.list_fingerprint_parts()
-    claim: dict[str, Any] = {"fingerprint_parts": parts, "command": "tune", "results": results, "aging": (CODE, DATA)}
+    claim: dict[str, Any] = {"fingerprint_parts": parts, "command": "tune", "results": results, "writes": results}
+    claim |= {"aging": (CODE, DATA)}
     if out is not None:
         try:
             return RunFolder(out, **claim, logs=LOGS)

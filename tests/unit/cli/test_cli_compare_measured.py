@@ -205,7 +205,7 @@ def test_how_long_a_process_may_take_to_start_follows_the_budget(run, budget, de
     """A data set that hung cost two minutes of a budget of 15 s, and a flag was named that there is not."""
     *_, runner = run(DIGITS, "data.batch_size=32", *SHORT, "--budget", budget)
     asked = {(request.deadline_s, request.patience_s) for request in runner.requests[0].values()}
-    assert asked == {(deadline_s, 2 * deadline_s)}, "what is late needs a larger --budget"
+    assert asked == {(deadline_s, 1.25 * deadline_s)}, "what is late needs a larger --budget"
 
 
 @pytest.mark.slow

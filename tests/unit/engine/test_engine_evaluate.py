@@ -112,16 +112,24 @@ def test_figures_that_follow_from_means_and_those_assessed_by_the_workload_join_
     assert seen == [(False, False, "cpu")]
 
 
-@pytest.mark.parametrize("said", ["fine", None, {"f1": "high"}])
+@pytest.mark.parametrize("said", ["fine", None, {"f1": "high"}, {"f1": torch.ones(2)}, {"f1": 10**400}])
 def test_what_is_assessed_must_be_figures_by_name(make_run, said):
     run = make_run(assess=lambda model, device: said)
     with pytest.raises(UsageError, match=r"assess of points returned .*; it must return a mapping of names to numbers"):
         evaluate(run, build_validation_loader(run))
 
 
+def test_one_batch_to_try_it_out_may_lack_what_a_figure_divides_by(make_run):
+    run = make_run(derive=lambda means: {"ratio": 1 / 0})
+    assert evaluate(run, build_validation_loader(run), n_batches=1).keys() == {"loss", "accuracy"}
+    with pytest.raises(ZeroDivisionError):
+        evaluate(run, build_validation_loader(run))
+
+
 def test_training_goes_without_a_figure_that_follows_from_a_metric_it_does_not_compute(tmp_path):
     result, recorder = run_train(tmp_path, workload=build_workload(derive=lambda means: {"err": 1 - means["accuracy"]}))
     assert "err" not in recorder.of(EpochDone)[-1].metrics
+    assert recorder.list_notes("training has no 'accuracy' for derive of points")
     assert result.metrics["err"] == 1 - result.metrics["accuracy"]
 
 

@@ -126,7 +126,7 @@ def test_a_relative_folder_stays_where_it_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result, _ = run_train("own", workload=build_workload(dataset=build_elsewhere))
     assert (tmp_path / "own" / "checkpoint.pt").is_file()
-    assert result.out_dir == "own"
+    assert result.out_dir == str(tmp_path / "own")
 
 
 def test_a_resumed_run_says_what_it_goes_on_from():

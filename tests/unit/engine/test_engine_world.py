@@ -55,6 +55,8 @@ def test_torchrun_is_told_where_its_ranks_and_the_devices_differ(monkeypatch):
 
 @pytest.mark.parametrize(("rank", "n_ranks"), [("abc", "2"), ("2", "2"), ("1", "1"), ("0", "2"), ("0", "")])
 def test_a_place_among_ranks_that_there_is_not_is_refused_with_what_says_it(monkeypatch, rank, n_ranks):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", rank)
     assert not is_rank()
     assert is_first_rank(), "one alone, whatever a queue has left in the environment"

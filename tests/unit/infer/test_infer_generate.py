@@ -297,10 +297,11 @@ def test_a_flood_is_refused_and_an_error_midway_is_the_last_event():
 
 def test_a_deadline_ends_the_writing_and_the_next_request_is_served():
     model = build_gpt()
-    read_on = model.read_on
+    read_on, n_read = model.read_on, []
 
     def read_slowly(words, cache, n_new=None):
         time.sleep(0.2 if n_new is None else 0.0)
+        n_read.append(n_new)
         return read_on(words, cache, n_new)
 
     model.read_on = read_slowly
@@ -309,6 +310,8 @@ def test_a_deadline_ends_the_writing_and_the_next_request_is_served():
     *words, last = read_events(client.post("/v1/generate", headers={"X-Deadline-Ms": "500"}, **asked))
     assert len(words) < 10
     assert last == {"error": f"the deadline passed after {len(words)} words; ask for fewer, or give it more time"}
+    time.sleep(1.0)
+    assert len(n_read) < 10, "nobody writes on for a request whose time is over"
     host.settings.deadline_s = 0.0
     assert "after 0 words" in read_events(client.post("/v1/generate", **asked))[-1]["error"]
     model.read_on = read_on

@@ -19,7 +19,8 @@ PARTS = {"config": "c1", "machine": "m1"}
 
 def open_run(path, parts=PARTS, command="tune", *, writes=None, logs=()):
     """A run folder; ``writes``: a line of its journal, after which it is closed."""
-    folder = RunFolder(path, fingerprint_parts=parts, command=command, results=[JOURNAL], logs=logs)
+    given = {"results": [JOURNAL], "writes": ["report.html"], "logs": logs}
+    folder = RunFolder(path, fingerprint_parts=parts, command=command, **given)
     if writes is not None:
         with folder:
             append_line(folder.path / JOURNAL, writes)
@@ -34,8 +35,9 @@ def open_aging(path, data=1, **parts):
 
 def find(path, parts, aging=()):
     """The folder of a run and one for it to begin in, by name, and what differs in the first one."""
-    found = find_folders(path, fingerprint_parts=parts, command="tune", results=[JOURNAL], aging=aging)
-    return found.own and found.own.name, found.free.name, found.change
+    given = {"results": [JOURNAL], "writes": ["report.html"], "aging": aging}
+    found = find_folders(path, fingerprint_parts=parts, command="tune", **given)
+    return found.own and found.own.name, found.free.name, found.foreign or found.change
 
 
 def run_python(code, path):
@@ -324,6 +326,9 @@ def test_a_run_that_is_not_in_the_usual_folder_is_said_to_be_elsewhere_and_why()
     assert choice.explain(usual) is None
     assert dataclasses.replace(choice, change="").explain(other) == "run holds this run already: this one is in run-2"
     assert dataclasses.replace(choice, change="", free=usual).explain(other) == "this one is in run-2"
+    assert (
+        dataclasses.replace(choice, foreign="a.csv of others").explain(other).startswith("run holds a.csv of others:")
+    )
 
 
 def test_a_folder_in_which_another_run_has_begun_is_not_free(tmp_path):

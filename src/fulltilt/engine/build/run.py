@@ -112,10 +112,8 @@ class Run:
 
     def build_empty_error(self, epoch: int) -> DataError:
         """Build the error of an epoch, counted from 1, that had no batch."""
-        return DataError(
-            f"the training set of {self.workload.name} yielded no batch in epoch {epoch}; it must yield samples anew "
-            "each time it is iterated over"
-        )
+        remedy = "must yield samples anew each time it is iterated over" if epoch > 1 else "needs one batch at least"
+        return DataError(f"the training set of {self.workload.name} yielded no batch in epoch {epoch}; it {remedy}")
 
     def close(self) -> None:
         """End data workers that are still alive; persistent ones cannot serve another epoch after."""

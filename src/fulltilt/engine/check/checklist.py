@@ -180,8 +180,8 @@ def _check_one_step(session: Session, n_ranks: int, memory_limit_bytes: int | No
             session.learning_rate.set_step(0)
             outcome = session.step(batches if n_ranks == 1 else _cut(batches, n_ranks), NullTimer())
             loss = float(outcome.loss) if outcome is not None else math.nan
-            with contextlib.suppress(KeyError):  # as at the end of an epoch
-                add_derived(run.workload, {"loss": loss})
+            with contextlib.suppress(KeyError, ArithmeticError):  # as at the end of an epoch
+                add_derived(run.workload, {} if outcome is None else {"loss": loss})
     except Exception as error:  # boundary to the user's own model and data
         meter.stop()
         return [CheckItem("one step", "problem", _describe_failure(session, run, error))]

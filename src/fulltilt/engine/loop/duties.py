@@ -1,6 +1,5 @@
 """What the loop does beside training: log, evaluate, save, tell. None of it happens inside a step."""
 
-import contextlib
 import math
 import os
 import time
@@ -144,8 +143,8 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
     progress.evaluated_step = progress.step
     if not math.isfinite(loss := metrics.get("loss", 0.0)):
         s.announce.note_once(
-            f"the validation loss is {loss}, while the training loss is finite; look for values that are not finite in "
-            "the validation set, and for a layer that differs in evaluation mode",
+            f"the validation loss is {loss}; look for values that are not finite in the validation set, and for a "
+            "layer that differs in evaluation mode",
             level="warning",
         )
     _tell_late_notes(s)
@@ -185,8 +184,12 @@ def _announce_epoch(s: Session) -> None:
     s.watch.read()
     _tell_late_notes(s)
     means = progress.compute_epoch_means()
-    with contextlib.suppress(KeyError):  # of a metric that training does not compute; an evaluation raises it
+    try:
         means = means and add_derived(s.run.workload, means)
+    except KeyError as error:
+        s.announce.note_once(
+            f"training has no {error} for derive of {s.run.workload.name}: its figures come of evaluations alone"
+        )
     progress.last_loss = means.pop("loss", progress.last_loss)
     progress.is_epoch_announced = True
     seconds = progress.epoch_seconds

@@ -59,6 +59,7 @@ class Job:
 
 
 _RESULTS = (NEWEST, PREVIOUS)
+_WRITES = ("events.jsonl", "steps.csv", "epochs.csv", "report.html")
 _DATA_PATH = "data.path"
 """A part of the fingerprint: other data are another run, but one that goes on may find its own moved."""
 
@@ -66,7 +67,8 @@ _DATA_PATH = "data.path"
 def find_run_folders(usual: Path, config: Config, workload: Workload | None = None) -> FolderChoice:
     """Find the folder whose run ``config`` goes on with, and one for it to begin in."""
     parts = _describe_run(config, workload)
-    return find_folders(usual, fingerprint_parts=parts, command="train", results=_RESULTS, aging=(_DATA_PATH,))
+    claim: dict[str, Any] = {"command": "train", "results": _RESULTS, "writes": _WRITES}
+    return find_folders(usual, fingerprint_parts=parts, aging=(_DATA_PATH,), **claim)
 
 
 @contextlib.contextmanager
@@ -78,9 +80,10 @@ def open_folder(job: Job) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if job.world.is_first:
-            claim: dict[str, Any] = {"command": "train", "results": _RESULTS, "moving": (_DATA_PATH,)}
+            claim: dict[str, Any] = {"command": "train", "results": _RESULTS, "writes": _WRITES}
+            parts = _describe_run(job.config, job.workload)
             try:
-                folder = RunFolder(job.out_dir, fingerprint_parts=_describe_run(job.config, job.workload), **claim)
+                folder = RunFolder(job.out_dir, fingerprint_parts=parts, moving=(_DATA_PATH,), **claim)
             except OtherRunError:  # another folder would not help where the data are wrong
                 (job.workload or build_workload(job.config)).dataset()
                 raise

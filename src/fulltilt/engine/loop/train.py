@@ -97,11 +97,10 @@ def train(
     if not must_launch(config, device):
         ended = _train_here(config, listeners=listeners, **given)
         if isinstance(ended, TrainResult):
-            return dataclasses.replace(ended, out_dir=str(out_dir))
+            return ended
         after = ended
         give_back_memory()
-    result = train_in_ranks(_train_as_rank, config, listeners, {**given, "after": after})
-    return dataclasses.replace(result, out_dir=str(out_dir))
+    return train_in_ranks(_train_as_rank, config, listeners, {**given, "after": after})
 
 
 def _train_here(

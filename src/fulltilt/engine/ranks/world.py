@@ -50,7 +50,7 @@ def find_rank() -> tuple[int, int] | None:
         rank, n_ranks = (int(value or "") for value in said)
     except ValueError:
         rank, n_ranks = -1, 0
-    needed = () if n_ranks == 1 else ("MASTER_ADDR", "MASTER_PORT")
+    needed = () if n_ranks == 1 or dist.is_initialized() else ("MASTER_ADDR", "MASTER_PORT")
     if not 0 <= rank < n_ranks or any(name not in os.environ for name in needed):
         found = ", ".join(f"{name}={os.environ.get(name, '(unset)')}" for name in (*names, *needed))
         raise UsageError(

@@ -78,10 +78,13 @@ class TextService:
 
         def tell(words: Sequence[int]) -> bool:
             loop.call_soon_threadsafe(queue.put_nowait, words[0])
-            return is_gone
+            return is_over()
+
+        def is_over() -> bool:
+            return is_gone or time.monotonic() > deadline_s
 
         def work() -> None:
-            if not is_gone:
+            if not is_over():
                 self._writer([prompt], body.max_new_tokens, tell, body)
 
         async def read_word() -> int | None:
@@ -93,7 +96,7 @@ class TextService:
                 raise UsageError(said) from None
 
         job = loop.run_in_executor(self._worker, work)
-        job.add_done_callback(lambda _: queue.put_nowait(None))
+        job.add_done_callback(lambda job: (job.exception(), queue.put_nowait(None)))  # or it says that nobody asked
         times_s: list[float] = []
         try:
             while (word := await read_word()) is not None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fulltilt._version import __version__
 from fulltilt.config import plan_of
@@ -66,7 +67,8 @@ def open_search_folder(checked: CheckPlan, weights: Path | None, out_dir: Path) 
         "machine": [machine.cpu_model, machine.n_cores_usable, *(device.name for device in machine.devices)],
     }
     results = (FILE, RESULT, ARTEFACTS, CHOSEN)
-    return RunFolder(out_dir, fingerprint_parts=parts, command="infer search", results=results, aging=[*parts])
+    claim: dict[str, Any] = {"fingerprint_parts": parts, "command": "infer search", "results": results}
+    return RunFolder(out_dir, **claim, writes=results, aging=[*parts])
 
 
 def run_search(
