@@ -20,7 +20,8 @@ from fulltilt.cli._shared import (
     read_memory_limit_bytes,
     write_json,
 )
-from fulltilt.errors import FulltiltError
+from fulltilt.errors import FulltiltError, UsageError
+from fulltilt.records.run_folder import find_folder_obstacle
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
@@ -55,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         return run_data_profile(config, json_to=args.json)
     if args.profile_steps is not None:
         return run_step_profile(config, n_steps=args.profile_steps, out=args.out, json_to=args.json)
+    if args.metrics and (obstacle := find_folder_obstacle(here / args.metrics)):
+        raise UsageError(f"--metrics: {obstacle.partition(';')[0]}; name a folder")
     folders: list[Path] = []  # that checkpoints are written into, as soon as they are known
     with note_interruption(lambda: describe_saved(folders)):
         from fulltilt.engine.loop.train import train

@@ -123,6 +123,9 @@ def _check_metrics(metrics: Any) -> dict[str, Callable[[Any, Any], Tensor]]:
                 f"Workload metrics has {name!r}: {_describe(metric)}; each is a name and a function "
                 "(outputs, targets) -> one value per sample, shape (B,)"
             )
+        if name == "loss" or not name.isprintable():
+            why = "is the name of the loss itself" if name == "loss" else "cannot be shown in a line"
+            raise UsageError(f"Workload metrics has {name!r}, which {why}; give that metric another name")
     return dict(metrics)
 
 

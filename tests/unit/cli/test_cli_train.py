@@ -88,6 +88,7 @@ def test_of_several_devices_the_first_takes_whole_batches_and_that_is_said(train
     ("words", "said"),
     [
         (["--profile-steps", "0"], ["at least 1 is needed"]),
+        (["--metrics", __file__], ["--metrics: ", "test_cli_train.py is no folder, and one is needed; name a folder"]),
         (["run.loggers=[csv, mlfow]"], ["run.loggers", "mlflow"]),
     ],
 )

@@ -136,6 +136,20 @@ def test_an_iterable_dataset_trains():
         ({"model": lambda: nn.LazyLinear(3)}, {}, UsageError, r"without a shape yet \(weight, bias\)"),
         ({"dataset": lambda: None}, {}, DataError, "NoneType has no length"),
         ({"optimizer": lambda p: p}, {}, UsageError, "returned list; it must return an Optimizer"),
+        ({"optimizer": torch.optim.LBFGS}, {}, UsageError, "LBFGS looks at the loss several times in a step"),
+        (
+            {"optimizer": lambda p: torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)},
+            {},
+            UsageError,
+            "holds no parameter of the model; build it of those that it is given",
+        ),
+        (
+            {"explain": lambda *sizes: "fine"},
+            {},
+            UsageError,
+            "explain of .* returned str; it must return a list",
+        ),
+        ({"explain": lambda *sizes: None}, {}, UsageError, "returned NoneType; it must return a list of texts"),
     ],
 )
 def test_what_cannot_be_built_is_said(fields, plan, error, words):

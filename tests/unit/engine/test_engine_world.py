@@ -1,5 +1,12 @@
 """Which devices a run has, and how a batch and a model are divided: what can be told in one process."""
 
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +70,21 @@ def test_a_place_among_ranks_that_there_is_not_is_refused_with_what_says_it(monk
     monkeypatch.setenv("WORLD_SIZE", n_ranks)
     with pytest.raises(UsageError, match=f"RANK={rank}, WORLD_SIZE={n_ranks}.*or unset RANK"):
         is_rank()
+
+
+def test_who_waits_for_ranks_that_do_not_come_is_ended_by_a_signal():
+    """Nothing but SIGKILL ended it: torch waits in C++, where no handler of Python's runs."""
+    code = "import signal; from fulltilt.engine.ranks.world import join_devices\n"
+    code += "signal.signal(signal.SIGTERM, print); print('ready', flush=True); join_devices(['cpu'])"
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    given = {"env": os.environ | place, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **given) as process:
+        assert process.stdout.readline() == "ready\n"
+        status = Path(f"/proc/{process.pid}/status")
+        while int(re.search(r"SigCgt:\s(\w+)", status.read_text())[1], 16) & 1 << signal.SIGTERM - 1:
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(timeout=30) == -signal.SIGTERM
 
 
 def test_a_batch_has_to_give_every_rank_a_sample():

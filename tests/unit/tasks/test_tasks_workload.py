@@ -43,6 +43,8 @@ def test_it_travels_by_pickle_with_metrics_that_are_a_copy_of_the_callers_mappin
         ("loss", "mse", ["loss is 'mse' (str)"]),
         ("loss", "x" * 5000, ["loss is 'xxx"]),
         ("optimizer", torch.optim.SGD([torch.zeros(1)], lr=0.1), ["object of SGD", "lambda parameters: SGD"]),
+        ("metrics", {"loss": torch.sub}, ["'loss'", "is the name of the loss itself"]),
+        ("metrics", {"a\nb": torch.sub}, ["'a\\nb'", "cannot be shown in a line"]),
         ("optimizer", "adamw", ["optimizer is 'adamw' (str)", "None for AdamW"]),
         ("prepare", 1, ["prepare is 1 (int)"]),
         ("collate", "stack", ["collate is 'stack' (str)"]),

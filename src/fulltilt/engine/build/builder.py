@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -224,12 +225,26 @@ def _place_optimizer(run: Run, strict: bool) -> None:
         raise UsageError(
             f"the optimizer of {workload.name} returned {type(optimizer).__name__}; it must return an Optimizer"
         )
+    given = {id(parameter) for parameter in parameters}
+    if given.isdisjoint(id(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+        raise UsageError(
+            f"the optimizer of {workload.name} holds no parameter of the model; build it of those that it is given"
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise UsageError(
+            f"{type(optimizer).__name__} looks at the loss several times in a step, by a closure, which there is not; "
+            "take another optimizer"
+        )
     run.facts = dataclasses.replace(run.facts, optimizer=name_optimizer(optimizer))
     _settle(run, strict)
     for stage in STAGES[STAGES.index("optimizer") :]:
         _apply_stage(stage, run)
     run.notes += find_notes(run.plan, run.facts)
-    run.notes += workload.explain(run.plan["batch_size"], run.plan["accumulate"]) if workload.explain else ()
+    said: Any = workload.explain(run.plan["batch_size"], run.plan["accumulate"]) if workload.explain else []
+    if not isinstance(said, list | tuple):
+        raise UsageError(f"explain of {workload.name} returned {type(said).__name__}; it must return a list of texts")
+    run.notes += map(str, said)
 
 
 def _place_model(run: Run) -> GradientSync | None:

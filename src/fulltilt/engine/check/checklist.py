@@ -243,8 +243,10 @@ def _check_memory(
     text = f"one step peaks at {format_gib(used_gib)} of {format_gib(capacity_gib)}{whose} ({share_pct:.0f} %)"
     if share_pct <= MEMORY_NOTE_PCT:
         return CheckItem("memory", "ok", text)
-    remedy = "halve data.batch_size and set speed.accumulate 2"
-    if (used_gib + held_gib) / 2 > capacity_gib:
+    parts = [2**k for k in range(1, int(math.log2(run.batch_size)) + 1)]
+    n_parts = next((n for n in parts if held_gib + (used_gib - held_gib) / n < capacity_gib), 0)
+    remedy = f"divide data.batch_size by {n_parts} and set speed.accumulate {n_parts}"
+    if not n_parts:
         remedy = f"the process held {format_gib(held_gib)} before the step, so a smaller batch does not help: "
         remedy += f"allow more than {format_gib(used_gib)}"
     return CheckItem("memory", "problem" if used_gib > limit_gib else "note", f"{text}: {remedy}")

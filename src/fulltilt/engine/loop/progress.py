@@ -187,6 +187,7 @@ def _check_values(name: str, values: Any, sizes: Sequence[int]) -> None:
         return
     what = f"a tensor of shape {tuple(values.shape)}" if is_tensor else type(values).__name__
     remedy = "average within each, by .flatten(1).mean(1)" if is_tensor and values.dim() else "leave out .mean()"
+    remedy = remedy if is_tensor or isinstance(values, float) else "a tensor"
     raise UsageError(f"metric {name} returned {what}; it must return one value a sample, (B,): {remedy}")
 
 

@@ -10,8 +10,10 @@ import dataclasses
 import datetime
 import functools
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -180,7 +182,8 @@ def join_devices(devices: Sequence[str]) -> tuple[World, str]:
     world = World(rank=rank, n_ranks=n_ranks, link=find_link())
     world.arrive()
     if world.is_divided and not dist.is_initialized():
-        _join_group(torch.device(name))
+        with contextlib.nullcontext() if world.link is not None else _ended_by_signals():
+            _join_group(torch.device(name))
     return world, name
 
 
@@ -195,6 +198,20 @@ def _choose_device(devices: Sequence[str], local_rank: int) -> str:
             key="run.device",
         )
     return f"cuda:{local_rank}" if devices[0] == "cuda" else devices[0]
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM end the process in the block: torch waits in C++, where no handler of Python's runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _join_group(device: torch.device) -> None:
