@@ -353,6 +353,20 @@ def test_signals_of_a_forked_process_are_not_answered():
     assert process.returncode == 0
 
 
+def test_an_evaluation_that_fails_costs_nothing_of_the_training(tmp_path):
+    """The epoch before it was lost."""
+    broken = build_workload(assess=fail(ValueError("planted")))
+    with pytest.raises(ValueError, match="planted"):
+        run_train(tmp_path / "a", workload=broken)
+    assert read_step(tmp_path / "a") == 6
+    mended = build_workload(assess=lambda model, device: {"fine": 1.0})
+    result, recorder = run_train(tmp_path / "a", workload=mended, resume=True)
+    whole, _ = run_train(tmp_path / "b", workload=mended)
+    assert [each.epoch for each in recorder.of(Evaluated)] == [1, 2], "the first one is made up for"
+    assert result.metrics == whole.metrics
+    assert_equal_weights(read_weights(tmp_path / "a"), read_weights(tmp_path / "b"))
+
+
 def test_ctrl_c_in_an_evaluation_leaves_it_for_the_resumed_run(tmp_path):
     once, recorder = [True], Recorder()
 

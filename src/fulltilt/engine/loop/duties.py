@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from fulltilt.engine.announce import is_out_of_memory
 from fulltilt.engine.build.budget import estimate_host_budget
 from fulltilt.engine.build.startup import describe_start
 from fulltilt.engine.interrupt import Stop
@@ -137,7 +138,12 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
         torch.cuda.synchronize(s.run.device)  # steps still queued are training time, not evaluation
     s.watch.stop()
     began_s = time.perf_counter()
-    metrics = evaluate(s.run, s.validation, should_stop=stop.__bool__)
+    try:
+        metrics = evaluate(s.run, s.validation, should_stop=stop.__bool__)
+    except Exception as error:
+        if not s.run.world.is_divided and not is_out_of_memory(error):  # ranks would have to fail alike
+            save(s)  # of what was trained nothing is lost
+        raise
     if metrics is None:
         return False
     progress.evaluated_step = progress.step
