@@ -181,7 +181,6 @@ task=own_parts:make_sized
 task=own_parts:make_loaded
 task=own_parts:make_dry
 task=own_parts:make_underived
-task=own_parts:make_miscounted
 device=cuda:99
 device=tpu
 epochs=0
@@ -252,6 +251,9 @@ def test_what_only_an_evaluation_would_find_is_found_before_the_training(folder)
     code, checked = ask("check", folder, "data.transform.val=random_crop(99)")
     assert code == 3
     assert "a window of 99 × 99 does not fit images of 8 × 8" in list_problems(checked)
+    code, checked = ask("check", folder, "task=own_parts:make_miscounted")
+    assert code == 3
+    assert "derive of workload returned {'wrong': 'none'}" in list_problems(checked)
 
 
 def test_an_epoch_alone_shortens_the_warm_up_of_an_example_and_says_so(folder, capsys):
