@@ -41,6 +41,9 @@ def describe_verdict(document: Document) -> str:
     if savings["verdict"] == "same plan":
         if document["search"].get("stopped_by_budget") and not document["search"].get("n_groups"):
             return "No result yet, keep your settings: the search ended before another plan was compared with them."
+        gain = (find_other(document) or {}).get("gain")
+        if gain and gain["gain_pct"] > 0:  # the bars show it, and its groups do not agree
+            return "Keep your settings, no gain is proven: too little was measured to tell."
         has_other = any(row["status"] == "ok" and row["id"] != pick["id"] for row in document["trials"])
         return f"Keep your settings: no other plan {'came out faster' if has_other else 'ran to its end'}."
     low_pct, high_pct = other["gain"]["ci_pct"]

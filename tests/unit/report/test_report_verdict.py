@@ -96,6 +96,10 @@ def with_one_group():
             build_document(compare(-12, -15, -9), is_rival=True),
             "Keep your settings: no other plan came out faster.",
         ),
+        (
+            build_document(compare(36, -90, 9000), is_rival=True),
+            "Keep your settings, no gain is proven: too little was measured to tell.",
+        ),
         (build_document() | {"trials": [OWN]}, "Keep your settings: no other plan ran to its end."),
         (without_own(FAILED), "Your settings ran out of memory; these run at 13,000 samples/s."),
         (without_own(None), "Your settings did not run; these run at 13,000 samples/s."),
