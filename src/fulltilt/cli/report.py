@@ -19,9 +19,11 @@ def run(args: argparse.Namespace) -> int:
 
 def write_training_report(folders: list[Path], out: Path | None = None) -> Path:
     """Write one HTML page with the learning curves of all ``folders``; return its path. UsageError: a wrong folder."""
-    from fulltilt.records.run_folder import write_atomic
+    from fulltilt.records.run_folder import refuse_other_content, write_atomic
     from fulltilt.report.training import read_training
     from fulltilt.report.training_html import build_training_html
 
+    if out is not None:
+        refuse_other_content(out, b"<!")
     runs = [read_training(folder) for folder in folders]
     return write_atomic(out or folders[-1] / "report.html", build_training_html(runs))

@@ -364,6 +364,15 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def refuse_other_content(path: Path, start: bytes, *, at: int = 0) -> None:
+    """Raise a UsageError where a file is no earlier one of its kind, which has ``start`` at byte ``at``."""
+    if path.is_file() and path.stat().st_size:
+        with path.open("rb") as stream:
+            stream.seek(at)
+            if stream.read(len(start)) != start:
+                raise UsageError(f"{path} is there already and holds something else; name another file")
+
+
 def write_secret(path: Path, text: str) -> None:
     """Write a file that only its owner can read."""
     path.touch(mode=0o600)

@@ -48,6 +48,15 @@ def test_what_is_written_is_what_was_trained(folder, tmp_path, capsys):
     assert metadata["fulltilt.config_digest"] == build_config().digest
     assert "model weights of step 12" in capsys.readouterr().out
     assert [path.name for path in out.parent.iterdir()] == ["w.safetensors"], "no temporary file stays"
+    assert run_command(["export", str(folder), str(out)]) == 0, "an earlier one gives way"
+
+
+def test_a_file_that_is_no_export_is_not_written_over(folder, capsys):
+    """``export run run/checkpoint.pt`` destroyed what it had read."""
+    kept = (folder / "checkpoint.pt").read_bytes()
+    assert run_command(["export", str(folder), str(folder / "checkpoint.pt")]) == 2
+    assert "checkpoint.pt is there already and holds something else; name another" in capsys.readouterr().err
+    assert (folder / "checkpoint.pt").read_bytes() == kept
 
 
 def test_the_moving_average_goes_first_where_there_is_one(folder, tmp_path):

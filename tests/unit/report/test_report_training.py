@@ -132,6 +132,11 @@ def test_two_runs_share_their_charts_and_what_differs_is_named(run_a, tmp_path, 
     out = tmp_path / "both.html"
     assert run_command(["report", str(run_a), str(tmp_path / "b"), "--out", str(out)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
+    events = run_a / "events.jsonl"
+    kept = events.read_text()
+    assert run_command(["report", str(run_a), "--out", str(events)]) == 2
+    assert (events.read_text(), run_command(["report", str(run_a), "--out", str(out)])) == (kept, 0)
+    assert run_command(["report", str(run_a), str(tmp_path / "b"), "--out", str(out)]) == 0
     html = out.read_text()
     titles = list_titles(read_charts(html)["Validation accuracy", "seconds"])
     assert titles[0].startswith("A: 0.5 at step 4")
