@@ -127,9 +127,9 @@ def describe_event(event: SearchEvent) -> str | None:
 def _describe_limit(event: SearchStarted) -> str:
     """Say how long the search takes: ``at most 3 min 00 s``."""
     if event.budget_s is None:
-        more = f": {event.n_planned:,} trials with those in turns, more on a noisy machine"
-        more = more if event.n_planned > event.grid_size else ""
-        return f"all of which runs{more} (--budget 10m would end it earlier)"
+        turns = f": {event.n_planned:,} trials with those in turns, more on a noisy machine"
+        has_turns = event.n_planned > event.grid_size
+        return f"all of which runs{turns if has_turns else ''} (--budget 10m would end it earlier)"
     more = " (longer where single runs are long; --budget sets it)" if event.is_budget_default else ""
     return f"at most {format_duration(event.budget_s)}{more}"
 

@@ -21,7 +21,6 @@ from fulltilt.cli._shared import (
     write_json,
 )
 from fulltilt.errors import FulltiltError, UsageError
-from fulltilt.records.run_folder import find_folder_obstacle
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
@@ -56,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         return run_data_profile(config, json_to=args.json)
     if args.profile_steps is not None:
         return run_step_profile(config, n_steps=args.profile_steps, out=args.out, json_to=args.json)
+    from fulltilt.records.run_folder import find_folder_obstacle
+
     if args.metrics and (obstacle := find_folder_obstacle(here / args.metrics)):
         raise UsageError(f"--metrics: {obstacle.partition(';')[0]}; name a folder")
     folders: list[Path] = []  # that checkpoints are written into, as soon as they are known

@@ -283,14 +283,14 @@ def test_a_process_above_the_limit_is_a_problem_whatever_the_estimate_says(run):
 @pytest.mark.parametrize(
     ("used_gib", "held_gib", "said"),
     [
-        (0.775, 0.341, "divide data.batch_size by 4 and set speed.accumulate 4"),
-        (0.6, 0.1, "divide data.batch_size by 2 and set speed.accumulate 2"),
+        (0.775, 0.341, "divide data.batch_size by 4 and set speed.accumulate 12"),
+        (0.6, 0.1, "divide data.batch_size by 2 and set speed.accumulate 6"),
         (0.8, 0.52, "so a smaller batch does not help: allow more than 819 MiB"),
     ],
 )
 def test_how_much_smaller_a_batch_has_to_be_is_reckoned_from_what_it_can_give_back(used_gib, held_gib, said):
     """Half of a batch was too much, and it was said that no smaller one helps."""
-    run = SimpleNamespace(batch_size=96, device=torch.device("cpu"))
+    run = SimpleNamespace(batch_size=96, device=torch.device("cpu"), plan={"accumulate": 3})
     item = checks._check_memory(run, used_gib, held_gib, 1, 520 * 2**20)
     assert (item.verdict, item.text.endswith(said)) == ("problem", True), item.text
 

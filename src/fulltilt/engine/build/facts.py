@@ -88,11 +88,11 @@ def resolve_plan(
     return plan.replace(placement=placement), [*notes, f"placement: {note}"]
 
 
-def refuse_loader(dataset: Any, of: str) -> None:
-    """Raise a UsageError where code of the user gave a DataLoader for a dataset, such as the training set ``of`` it."""
+def refuse_loader(dataset: Any, name: str) -> None:
+    """Raise a UsageError where the user's code gave a DataLoader for the dataset that ``name`` tells."""
     if isinstance(dataset, DataLoader):
         raise UsageError(
-            f"the {of} is a DataLoader; give its dataset, data.batch_size and data.num_workers: fulltilt builds the "
+            f"the {name} is a DataLoader; give its dataset, data.batch_size and data.num_workers: fulltilt builds the "
             "loader"
         )
 

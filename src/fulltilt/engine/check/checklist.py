@@ -245,7 +245,7 @@ def _check_memory(
         return CheckItem("memory", "ok", text)
     parts = [2**k for k in range(1, int(math.log2(run.batch_size)) + 1)]
     n_parts = next((n for n in parts if held_gib + (used_gib - held_gib) / n < capacity_gib), 0)
-    remedy = f"divide data.batch_size by {n_parts} and set speed.accumulate {n_parts}"
+    remedy = f"divide data.batch_size by {n_parts} and set speed.accumulate {n_parts * run.plan['accumulate']}"
     if not n_parts:
         remedy = f"the process held {format_gib(held_gib)} before the step, so a smaller batch does not help: "
         remedy += f"allow more than {format_gib(used_gib)}"

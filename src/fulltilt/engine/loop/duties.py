@@ -1,5 +1,6 @@
 """What the loop does beside training: log, evaluate, save, tell. None of it happens inside a step."""
 
+import contextlib
 import math
 import os
 import time
@@ -14,7 +15,7 @@ from fulltilt.engine.loop.bad_batch import describe_loss, find_bad_step, save_ba
 from fulltilt.engine.loop.evaluate import add_derived, evaluate
 from fulltilt.engine.loop.saving import collect_checkpoint, describe_saved, save_session, settle_checkpoint
 from fulltilt.engine.loop.session import OpenInterval, Session
-from fulltilt.errors import NonFiniteLossError
+from fulltilt.errors import NonFiniteLossError, StorageError
 from fulltilt.records import EpochDone, Evaluated, RunStarted, StepsDone
 
 
@@ -140,9 +141,10 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
     began_s = time.perf_counter()
     try:
         metrics = evaluate(s.run, s.validation, should_stop=stop.__bool__)
-    except Exception as error:
+    except Exception as error:  # whatever the user's code raises: what was trained before it is kept
         if not s.run.world.is_divided and not is_out_of_memory(error):  # ranks would have to fail alike
-            save(s)  # of what was trained nothing is lost
+            with contextlib.suppress(StorageError):  # the first error says more
+                save(s)
         raise
     if metrics is None:
         return False

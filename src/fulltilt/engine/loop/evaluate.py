@@ -89,8 +89,11 @@ def evaluate(
     with average, _evaluation_mode(run.setup.model), without_compiling(run.setup), torch.no_grad():
         run.world.copy_buffers(run.setup.model)
         means = {} if loader is None else _compute_means(run, loader, should_stop, n_batches)
-        with contextlib.suppress(*(() if n_batches is None else (ArithmeticError,))):  # one batch may lack a class
+        try:
             means = means and add_derived(run.workload, means)
+        except ArithmeticError:
+            if n_batches is None:  # a few batches may lack what a figure divides by
+                raise
         if means is not None and n_batches is None and run.workload.assess is not None:
             run.doing, found = "assessment", None
             if run.config.data.val_batch_size and hasattr(run.workload.assess, "batch_size"):
@@ -115,12 +118,12 @@ def add_derived(workload: Workload, means: dict[str, float]) -> dict[str, float]
     return means | _read_figures(f"derive of {workload.name}", workload.derive(means))
 
 
-def _read_figures(of: str, said: Any) -> dict[str, float]:
+def _read_figures(source: str, said: Any) -> dict[str, float]:
     try:
         return {str(name): float(value) for name, value in said.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
         raise UsageError(
-            f"{of} returned {textwrap.shorten(repr(said), 80)}; it must return a mapping of names to numbers, "
+            f"{source} returned {textwrap.shorten(repr(said), 80)}; it must return a mapping of names to numbers, "
             'such as {"f1": 0.8}'
         ) from None
 

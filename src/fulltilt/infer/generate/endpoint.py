@@ -21,7 +21,7 @@ from fulltilt.errors import UsageError, describe_error
 from fulltilt.infer.artefact import Artefact, open_eager
 from fulltilt.infer.gates.effect import is_eager
 from fulltilt.infer.generate.decoding import Sampling, Writer, find_writer
-from fulltilt.infer.serve.app import read_deadline_s
+from fulltilt.infer.serve.wire import read_deadline_s
 from fulltilt.records.words import WordTable
 
 MAX_WAITING = 16
@@ -156,7 +156,7 @@ def build_router(service: TextService, host: Any) -> APIRouter:
 
     @router.post("/v1/generate")
     async def generate(body: GenerateBody, request: Request) -> StreamingResponse:
-        deadline_s = read_deadline_s(request, host, time.monotonic())
+        deadline_s = read_deadline_s(request, host.settings.deadline_s, time.monotonic())
         if service.n_inside > service.max_waiting:
             raise HTTPException(429, f"{service.n_inside} requests wait already; come later", {"Retry-After": "1"})
         if host.is_draining:

@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import hmac
-import math
 import os
 import time
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fulltilt.infer.serve.page import render_page
 from fulltilt.infer.serve.service import GONE, Service
-from fulltilt.infer.serve.wire import MALFORMED, UNFIT, read_samples, write_samples
+from fulltilt.infer.serve.wire import UNFIT, read_deadline_s, read_samples, write_samples
 from fulltilt.records import encode
 from fulltilt.web.assets import answer_asset
 from fulltilt.web.gate import Gate
@@ -93,7 +92,7 @@ async def _predict(service: Service, request: Request, began_s: float) -> dict[s
         raise service.build_refusal(503, "the service is draining; come again later")
     if service.n_open > MOST_OPEN:
         raise service.build_refusal(429, f"{MOST_OPEN:,} requests are open already; come again later")
-    deadline_s = read_deadline_s(request, service, began_s)
+    deadline_s = read_deadline_s(request, service.settings.deadline_s, began_s)
     body = await request.body()
     given = (body, service.manifest, service.word_table, service.settings.n_waiting)
     samples = await run_in_threadpool(read_samples, *given) if len(body) > LARGE_BYTES else read_samples(*given)
@@ -104,16 +103,6 @@ async def _predict(service: Service, request: Request, began_s: float) -> dict[s
             raise HTTPException(500, f"inputs[{n}]: {outputs}")
         answered.append(outputs)
     return {"outputs": write_samples(answered), "cached": [source in ("memory", "disk") for _, source in found]}
-
-
-def read_deadline_s(request: Request, service: Service, began_s: float) -> float:
-    """Return when a request's time is over, by the monotonic clock; infinite: never."""
-    given = request.headers.get("x-deadline-ms")
-    try:
-        seconds = service.settings.deadline_s if given is None else int(given) / 1000
-    except (ValueError, OverflowError):
-        raise HTTPException(MALFORMED, f"X-Deadline-Ms {given!r:.40} is no whole number; send milliseconds") from None
-    return math.inf if seconds is None else began_s + seconds
 
 
 @router.get("/v1/manifest")

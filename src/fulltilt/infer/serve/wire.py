@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from fulltilt.infer.joining import Array, Sample
 from fulltilt.infer.manifest import InputSpec, Manifest
@@ -97,3 +98,13 @@ def _check_lengths(sample: Sample, manifest: Manifest) -> None:
     for length in lengths.values():
         if length < 1 or (manifest.max_length is not None and length > manifest.max_length):
             raise ValueError(f"its length is {length}")
+
+
+def read_deadline_s(request: Request, usual_s: float | None, began_s: float) -> float:
+    """Return when a request's time is over, by the monotonic clock; infinite: never. Raises HTTPException (400)."""
+    given = request.headers.get("x-deadline-ms")
+    try:
+        seconds = usual_s if given is None else int(given) / 1000
+    except (ValueError, OverflowError):
+        raise HTTPException(MALFORMED, f"X-Deadline-Ms {given!r:.40} is no whole number; send milliseconds") from None
+    return math.inf if seconds is None else began_s + seconds
