@@ -33,6 +33,8 @@ _CONTROL_CODES = re.compile(
 )
 
 _LOG = re.compile(r" \(log: [^()]*\)$")
+IN_EVALUATION = "in the evaluation"
+"""A note at an error: it came up as the model was evaluated on the validation set."""
 _LIBRARIES = ("<frozen ", "<eval_with_key", "site-packages", "dist-packages")
 _LIBRARIES += tuple(str(Path(file).parent) for file in (os.__file__, __file__))
 
@@ -212,10 +214,11 @@ def find_place(error: BaseException) -> str | None:
 
 def describe_error(error: BaseException) -> str:
     """Describe an error: ours by its message, others by the user's line, their class and their message."""
-    if isinstance(error, FulltiltError):
-        return str(error)
-    said = (find_place(error), type(error).__name__, str(error).strip() or "no message")
-    return strip_control_codes(": ".join(part for part in said if part))
+    said: tuple[str | None, ...] = (str(error),)
+    if not isinstance(error, FulltiltError):
+        said = (find_place(error), type(error).__name__, str(error).strip() or "no message")
+    where = IN_EVALUATION if IN_EVALUATION in getattr(error, "__notes__", ()) else None
+    return strip_control_codes(": ".join(part for part in (where, *said) if part))
 
 
 def keep_traceback(error: BaseException, path: Path | None = None) -> str:

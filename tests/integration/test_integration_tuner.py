@@ -120,7 +120,13 @@ def searched(tmp_path_factory):
         yield tune(**GRID, on_event=events.append), folder, events
 
 
-GRID = {"batch_sizes": [16, 64, 32_768, 40_000, 100_000], "memory_limit": "700MiB", "exhaustive": True, "out": "out"}
+GRID = {
+    "batch_sizes": [16, 64, 32_768, 40_000, 100_000],
+    "settings": {"benchmark.test_mixed_precision": False, "data.batch_size": 2},  # slower beside any other work
+    "memory_limit": "700MiB",
+    "exhaustive": True,
+    "out": "out",
+}
 
 
 def test_the_document_of_a_search_is_valid_and_comes_back(searched):
@@ -134,7 +140,7 @@ def test_the_document_of_a_search_is_valid_and_comes_back(searched):
     assert result.workload["n_samples"] == 40_000
     assert (result.workload["data"], result.workload["device_name"]) == ("TensorDataset, 40000 samples", "cpu")
     assert (result.learning_rate.start, result.learning_rate.rule) == (0.1, "sqrt")
-    assert result.baseline.plan["batch_size"] == 32
+    assert result.baseline.plan["batch_size"] == 2
 
 
 def test_batches_that_do_not_fit_or_that_the_data_cannot_fill_are_rows_and_still_there_is_a_pick(searched):
@@ -145,7 +151,7 @@ def test_batches_that_do_not_fit_or_that_the_data_cannot_fill_are_rows_and_still
     assert ends[40_000].reason == "larger than batch 32768, which ran out of memory"
     assert "larger than the dataset (40000 samples)" in ends[100_000].reason
     assert not (folder / "out" / "logs" / f"{ends[100_000].id}.log").exists()
-    assert result.picks.recommended.trial.plan["batch_size"] in (16, 32, 64)  # 32: the user's own, where they tie
+    assert result.picks.recommended.trial.plan["batch_size"] in (16, 64)
     assert result.search.n_out_of_memory == 1
 
 

@@ -46,6 +46,10 @@ class JsonDestination(str):
             return f"it is a folder; name a file, such as {Path(self) / 'result.json'}"
         if self != "-" and not Path(self).resolve().parent.is_dir():
             return f"there is no folder {Path(self).parent}; make it first"
+        if self.is_file:
+            with self.path.open("rb") as stream:
+                if stream.read(1) not in b"{[":
+                    return "it is there already and holds something else than JSON; name another file"
         return None
 
     @property

@@ -198,7 +198,8 @@ class _Reader:
         try:
             value = self.constructor.construct_object(node)
         except (ValueError, KeyError, YAMLError):
-            raise self.fail(f"{node.value[:40]!r} is not {kind}", node) from None
+            digits = f": {len(node.value)} characters; write a smaller one" if len(node.value) > 40 else ""
+            raise self.fail(f"{node.value[:40]!r} is not {kind}{digits}", node) from None
         if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
             raise self.fail(f"{node.value[:40]}… is a number of {value.bit_length()} bits; write a smaller one", node)
         return value

@@ -33,9 +33,13 @@ def new_file(path: Path, *, remedy: str) -> Iterator[Path]:
     """Yield an empty file beside ``path`` that gets this name when the block ends without an error.
 
     Raises:
+        DataError: The folder cannot be written.
         StorageError: The disk, the quota or the limit on file sizes had no room (with ``remedy``); nothing is left.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as error:
+        raise DataError(f"{path.parent} cannot be written ({error.strerror}); give another name") from error
     os.close(handle)
     temporary = Path(name)
     try:

@@ -16,7 +16,7 @@ def _candidates(facts: Facts) -> tuple[int, ...]:
 
 def _find_obstacle(value: int, plan: PlanValues, facts: Facts) -> str | None:
     if facts.is_iterable and value > 1:
-        return "an IterableDataset that does not split itself would deliver every sample once per worker"
+        return "an IterableDataset that does not split itself would deliver every sample once per worker; use 1 at most"
     if value > MAX_WORKERS:
         return f"at most {MAX_WORKERS:,} processes: each takes memory of its own and ten file descriptors"
     return None

@@ -15,6 +15,7 @@ MAX_SERIES = 6  # more lines than colours cannot be told apart
 MAX_MARKS = 40  # points of a line; with more the marks hide it
 MAX_OVER = 2.0  # times the largest figure: intervals and single runs that reach further are cut there
 N_TICKS = 5
+LABEL_WIDTH = 0.1  # of an axis: figures that are closer stand over each other
 EMPTY = '<p class="note">nothing was measured</p>'
 COLOURS = tuple(f"var(--c{i})" for i in range(MAX_SERIES))
 
@@ -57,8 +58,11 @@ class Axis:
     def __init__(self, values: Sequence[float], *, is_log: bool = False, floor: float = -math.inf):
         self._place: Callable[[float], float] = math.log if is_log else float
         compute = compute_log_ticks if is_log else compute_ticks_between
-        self.ticks = [max(tick, floor) for tick in compute(min(values), max(values))]
-        self._low, self._high = self._place(self.ticks[0]), self._place(self.ticks[-1])
+        ticks = self.ticks = compute(max(min(values), floor), max(values))
+        is_cut, ticks[0] = ticks[0] < floor, max(ticks[0], floor)
+        self._low, self._high = self._place(ticks[0]), self._place(ticks[-1])
+        if is_cut and self.share(ticks[1]) < LABEL_WIDTH:
+            del ticks[0]
 
     def share(self, value: float) -> float:
         """Return 0 at the first tick, 1 at the last; a figure beyond them lies at the edge."""

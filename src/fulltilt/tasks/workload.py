@@ -78,8 +78,8 @@ class Workload:
             value = getattr(self, field)
             if not callable(value) and (value is not None or field == "loss"):
                 raise UsageError(f"Workload {field} is {_describe(value)}; give a function {expected}")
-        if not isinstance(self.name, str) or not self.name.strip():
-            raise UsageError(f"Workload name is {self.name!r}; give a text that tables and folders can show")
+        if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable():
+            raise UsageError(f"Workload name is {self.name!r}; give a text that tables and folders can show in a line")
         object.__setattr__(self, "metrics", _check_metrics(self.metrics))
 
 

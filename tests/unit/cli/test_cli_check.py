@@ -100,6 +100,44 @@ def make_miscounted():
     derive = lambda means: {"wrong": "none" if means["right"] else 0.0}
     return make_workload(validation=Points, metrics=metrics, derive=derive)
 
+def make_detached():
+    return make_workload(loss=lambda outputs, targets: outputs.mean().detach())
+
+def make_counted():
+    return make_workload(loss=lambda outputs, targets: (outputs.argmax(1) == targets).sum())
+
+def make_complex():
+    return make_workload(loss=lambda outputs, targets: outputs.mean() * 1j)
+
+def make_emptied():
+    return make_workload(prepare=lambda batch, generator: (batch[0][:0], batch[1][:0]))
+
+def make_mapped():
+    return make_workload(prepare=lambda batch, generator: {"inputs": batch[0], "targets": batch[1]})
+
+def make_doubled():
+    return make_workload(prepare=lambda batch, generator: (batch[0].double(), batch[1]))
+
+class Texts(Points):
+    def __getitem__(self, index):
+        return "a word", 1
+
+def make_texts():
+    return make_workload(dataset=Texts)
+
+class Vast(Points):
+    def __len__(self):
+        return 10**12
+
+def make_vast():
+    return make_workload(dataset=Vast)
+
+def make_two_lines():
+    return make_workload(name="one\\ntwo")
+
+def make_wide_validation():
+    return make_workload(validation=lambda: TensorDataset(torch.randn(9, 7), torch.zeros(9, dtype=torch.int64)))
+
 def make_sized(width: int):
     return make_workload()
 """
@@ -181,6 +219,16 @@ task=own_parts:make_sized
 task=own_parts:make_loaded
 task=own_parts:make_dry
 task=own_parts:make_underived
+task=own_parts:make_detached # the loss does not depend on the model's parameters; compute it of the model's outputs
+task=own_parts:make_counted # the loss is a number of torch.int64; it must be
+task=own_parts:make_complex # the loss is a number of torch.complex64; it must be
+task=own_parts:make_emptied # the inputs of a batch are empty: a tensor of shape (0, 5); mend the dataset
+task=own_parts:make_mapped # a batch is a dict, expected (inputs, targets); change
+task=own_parts:make_doubled # float64 and the model's parameters float32: mat1 and mat2 must have
+task=own_parts:make_texts # the inputs of a batch are 256 texts; turn them into tensors
+task=own_parts:make_vast # Vast says that it holds 1,000,000,000,000 samples, whose order alone takes
+task=own_parts:make_two_lines # Workload name is 'one\\ntwo'; give
+data.dataset=own_parts:Stream model=own_parts:build_model num_workers=2 # use 1 at most
 device=cuda:99
 device=tpu
 epochs=0
@@ -219,6 +267,7 @@ def list_problems(document):
 
 @pytest.mark.parametrize("case", BROKEN.splitlines())
 def test_what_train_refuses_before_its_first_step_check_refuses_with_the_same_words(folder, case):
+    case, _, said = case.partition(" # ")
     words = shlex.split(case)
     code, trained = ask("train", folder, *words, "--quiet", "--out", "run")
     assert code in (1, 2)
@@ -226,6 +275,7 @@ def test_what_train_refuses_before_its_first_step_check_refuses_with_the_same_wo
     code, checked = ask("check", folder, *words)
     assert code in (2, 3)
     assert trained["error"] in list_problems(checked)
+    assert said in trained["error"]
 
 
 def test_quietly_it_says_what_is_wrong_all_the_same(folder, capsys):
@@ -254,6 +304,8 @@ def test_what_only_an_evaluation_would_find_is_found_before_the_training(folder)
     code, checked = ask("check", folder, "task=own_parts:make_miscounted")
     assert code == 3
     assert "derive of workload returned {'wrong': 'none'}" in list_problems(checked)
+    _, checked = ask("check", folder, "task=own_parts:make_wide_validation")
+    assert "in the evaluation: in Linear(in_features=5, out_features=2, bias=True): Runtime" in list_problems(checked)
 
 
 def test_an_epoch_alone_shortens_the_warm_up_of_an_example_and_says_so(folder, capsys):

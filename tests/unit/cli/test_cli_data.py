@@ -1,8 +1,10 @@
 """``fulltilt data``: what a user types and sees."""
 
+import errno
 import json
 import re
 import shlex
+import tempfile
 import types
 
 import h5py
@@ -85,6 +87,15 @@ def test_repack_takes_chunks_and_compression(path, tmp_path, capsys):
 def test_mistakes_end_with_2_and_say_what_to_do(path, capsys, words, message):
     assert run_command(["data", *(word.format(path=path) for word in words)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_no_fault_of_ours(tmp_path, capsys, monkeypatch):
+    def refuse(**_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)  # root may write everywhere
+    assert run_command(["data", "make", str(tmp_path / "events.h5"), "--n-samples", "1"]) == 2
+    assert f"{tmp_path} cannot be written (Permission denied); give another name\n" in capsys.readouterr().err
 
 
 def test_prepare_text_says_what_it_kept(tmp_path, capsys):

@@ -90,6 +90,10 @@ def test_every_command_has_help(words, said, capsys):
         (["train"], "no configuration was given"),
         (["levers", "--json", "none/result.json"], "there is no folder none; make it first"),
         (["tune", "a.yaml", "--json", "."], "--json .: it is a folder; name a file, such as result.json\n"),
+        (
+            ["check", "a.yaml", "--json", "a.yaml"],
+            "--json a.yaml: it is there already and holds something else than JSON",
+        ),
         (["tune", "a.yaml", "--apply", "nofile.yaml"], "nofile.yaml: no such file"),
         (["tune", "a.yaml", "--budget", "-5s"], "tune: --budget '-5s' is not a duration of more than zero; write"),
         (["tune", "a.yaml", "--memory-limit", "-.5GiB"], "tune: --memory-limit '-.5GiB' is not a size in bytes; write"),

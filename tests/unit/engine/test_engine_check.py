@@ -60,7 +60,7 @@ def test_a_metric_that_is_the_mean_of_the_batch_is_a_problem(run):
     metrics = {"acc": lambda outputs, targets: (outputs.argmax(1) == targets).float().mean()}
     item = run(validation=build_data, metrics=metrics)["validation"]
     said = "metric acc returned a tensor of shape (); it must return one value a sample, (B,): leave out .mean()"
-    assert (item.verdict, item.text) == ("problem", said)
+    assert (item.verdict, item.text) == ("problem", f"in the evaluation: {said}")
 
 
 def test_every_note_of_the_build_is_an_item_of_its_own(monkeypatch, tmp_path):

@@ -84,15 +84,16 @@ def test_a_dot_lies_inside_its_interval_and_one_without_end_does_not_press_the_o
     assert "40 k" not in chart
 
 
-def test_one_disturbed_run_neither_presses_the_others_together_nor_shows_a_speed_below_zero():
+@pytest.mark.parametrize(("gain", "has_room"), [(450.0, False), (140.0, True)])
+def test_one_disturbed_run_neither_presses_the_others_together_nor_shows_a_speed_below_zero(gain, has_room):
     dots = [
-        Dot(label="yours", figure="1", value=0.0, runs=(-60.0, 5.0)),
-        Dot(label="pick", figure="5.5", value=450.0, runs=(440.0, 9_000.0)),
+        Dot(label="yours", figure="1", value=0.0, runs=(-160.0, 5.0)),
+        Dot(label="pick", figure="5.5", value=gain, runs=(gain - 10, 9_000.0)),
     ]
     chart = build_dot_chart(dots, x_title="gain", rule=0.0, floor=-100.0)
     yours, pick = (x for x, _ in read_marks(chart).values())
     assert pick - yours > 30, "percent of the width"
-    assert "−100<" in chart.replace("-", "−")
+    assert ("−100<" in chart.replace("-", "−")) == has_room, "beside the tick at 0 its figure would stand over that one"
     assert not re.search(r"[-−](?!100<)[1-9]00<", chart)
 
 

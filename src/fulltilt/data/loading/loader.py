@@ -26,7 +26,9 @@ from fulltilt.data.seeds import compute_seed
 from fulltilt.data.transforms.batch_transform import detach_transform, find_transforms
 from fulltilt.data.transforms.pipeline import Pipeline, Raw
 from fulltilt.errors import DataError, FulltiltError, UsageError
+from fulltilt.hardware.cpu import read_memory_bytes
 from fulltilt.levers.thread_affinity import cores_before, leave_core
+from fulltilt.records import format_bytes
 
 
 def build_loader(
@@ -117,6 +119,11 @@ def _build_sampler(
             f"{type(dataset).__name__} has no length; give it __len__, or derive it from "
             f"torch.utils.data.IterableDataset when it streams"
         ) from None
+    if (n_bytes := 8 * n_samples) > read_memory_bytes()[0]:
+        raise DataError(
+            f"{type(dataset).__name__} says that it holds {n_samples:,} samples, whose order alone takes "
+            f"{format_bytes(n_bytes)} of memory; mend its __len__, or derive it from torch.utils.data.IterableDataset"
+        )
     return EpochSampler(n_samples, shuffle, seed, share_epoch=share_epoch)
 
 

@@ -6,18 +6,27 @@ import re
 from collections.abc import Iterator
 
 from fulltilt.data import explain_loader_error
-from fulltilt.engine.announce import is_out_of_memory
+from fulltilt.engine.announce import is_out_of_memory, read_first_line
 from fulltilt.engine.build.facts import count_dataset
 from fulltilt.engine.loop.replan import RankReplanError, describe_hopeless
 from fulltilt.engine.loop.saving import settle_checkpoint
 from fulltilt.engine.loop.session import Session
-from fulltilt.errors import DataError, DeviceMemoryError, FulltiltError, UsageError, find_place, keep_traceback
+from fulltilt.errors import (
+    IN_EVALUATION,
+    DataError,
+    DeviceMemoryError,
+    FulltiltError,
+    UsageError,
+    find_place,
+    keep_traceback,
+)
 from fulltilt.levers import find_reports
 from fulltilt.records import Evaluated, RunEnded
 
 _NOT_DETERMINISTIC = re.compile(r"(?P<operator>\S+) does not have a deterministic implementation")
 TRACEBACK = "traceback.log"
 _NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
+_TWO_TYPES = re.compile(r"\bdouble\b.*\bfloat\b", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +66,8 @@ def tell_failure(s: Session) -> Iterator[None]:
         raise
     except Exception as error:  # told to the listeners, and raised again
         explained = _explain(s, error) or error
+        if s.run.doing == "evaluation":
+            explained.add_note(IN_EVALUATION)
         cause = explained.__cause__ or error
         is_users = isinstance(explained, DataError) and not isinstance(cause, FulltiltError)
         if is_users and explain_loader_error(cause):
@@ -125,5 +136,10 @@ def explain_error(error: Exception, device: str = "this device") -> FulltiltErro
         return DataError(
             f"a target is {found['target']}, and the model has fewer outputs; give the model as many as there are "
             "classes, counted from 0, or mend the targets of the data set"
+        )
+    if isinstance(error, RuntimeError) and _TWO_TYPES.search(said := read_first_line(error)):
+        return DataError(
+            f"the data are float64 and the model's parameters float32: {said} ({find_place(error) or 'in torch'}); "
+            "have the data set, or the workload's prepare, give float32"
         )
     return explain_loader_error(error)

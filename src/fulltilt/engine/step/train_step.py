@@ -215,16 +215,18 @@ class TrainStep:
             batch = self.transform(batch, self._generator)
         if self._prepare is not None:
             batch = self._prepare(batch, self._generator)
+        if not self._has_looked and isinstance(batch, Mapping):  # two keys would pass for inputs and targets
+            raise DataError(_describe_bad_batch(batch))
         try:
             inputs, targets = batch
         except (TypeError, ValueError):
             raise DataError(_describe_bad_batch(batch)) from None
+        if not self._has_looked:
+            _look_at_inputs(inputs)
         return inputs, targets
 
     def _look_at_batch(self, batch: Any, n: int) -> None:
         """Note what levers read back of the first batch (``Lever.observe``)."""
-        if self._prepare is None and isinstance(batch, Mapping):
-            raise DataError(_describe_bad_batch(batch))
         self._state["batch_size"] = n
         first = find_tensor(batch)
         if self._on_gpu and first is not None and first.device.type == "cpu":  # else it was copied ahead
@@ -235,6 +237,13 @@ class TrainStep:
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise UsageError(f"the loss returned {what}; it must return a scalar tensor, the mean over the batch")
+        if not loss.is_floating_point():
+            raise UsageError(f"the loss is a number of {loss.dtype}; it must be a real floating-point number")
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise UsageError(
+                "the loss does not depend on the model's parameters; compute it of the model's outputs, without "
+                ".detach(), .item(), argmax or torch.no_grad() on the way"
+            )
         device = self._device.type
         is_on = torch.is_autocast_enabled(device)
         self._state["autocast_dtype"] = torch.get_autocast_dtype(device) if is_on else None
@@ -257,6 +266,21 @@ def fetch_batches(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the rest of ``batches``; a data worker that dies is a WorkerDiedError here too."""
     while (batch := _fetch(batches)) is not _END:
         yield batch
+
+
+def _look_at_inputs(inputs: Any) -> None:
+    """Refuse the inputs of a first batch with which no model could be called."""
+    first = find_tensor(inputs)
+    if first is not None and not first.numel():
+        raise DataError(
+            f"the inputs of a batch are empty: a tensor of shape {tuple(first.shape)}; mend the dataset, its collate, "
+            "or the workload's prepare"
+        )
+    if isinstance(inputs, SEQUENCES) and inputs and isinstance(inputs[0], str):
+        raise DataError(
+            f"the inputs of a batch are {len(inputs)} texts; turn them into tensors of numbers in the dataset, its "
+            "collate, or the workload's prepare"
+        )
 
 
 def _describe_bad_batch(batch: Any) -> str:
