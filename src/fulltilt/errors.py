@@ -64,6 +64,10 @@ class ConfigError(UsageError):
         line: 1-based line in ``file``.
         key: Dotted key, for instance ``data.batch_size``.
         problems: Those that the message lists, where it is of several.
+
+    Attributes:
+        rest: The configuration without the values that were refused, in which more may be wrong; None where it has
+            none.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class ConfigError(UsageError):
         super().__init__(": ".join(part for part in (place, key, message) if part))
         self.file, self.line, self.key, self.message = file, line, key, message
         self.problems = tuple(problems)
+        self.rest: Any = None
 
 
 class DataError(UsageError):

@@ -97,7 +97,29 @@ def read_config(args: argparse.Namespace) -> Config:
         words.append(f"run.device={args.device}")
     if getattr(args, "epochs", None) is not None:
         words.append(f"run.epochs={args.epochs}")
-    return config_for_object(source, words) if is_import_path(source) else load_config(source, words)
+    try:
+        return config_for_object(source, words) if is_import_path(source) else load_config(source, words)
+    except ConfigError as error:
+        _find_more_problems(error)
+        raise
+
+
+def _find_more_problems(error: ConfigError) -> None:
+    """Raise one error that also names the components which are wrong, where values were refused before these."""
+    from fulltilt.config.reading import raise_problems
+
+    if error.rest is None:
+        return
+    from fulltilt.engine.build.assemble import build_workload
+
+    problems = error.problems or (error,)
+    refused = {problem.key for problem in problems}
+    try:
+        build_workload(error.rest)
+    except ConfigError as more:
+        raise_problems([*problems, *(each for each in more.problems or (more,) if each.key not in refused)])
+    except (Exception, SystemExit):  # of the user's own code, which is asked again when the values are right
+        pass
 
 
 def read_config_to_train(args: argparse.Namespace) -> Config:

@@ -1,5 +1,6 @@
 """Load a configuration: read, normalise, expand, resolve, validate. Every problem of a file is in one error."""
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -117,8 +118,17 @@ def _load(path: str | Path, overrides: Sequence[str]) -> "_Points":
     for key, setting in settings.items():
         if isinstance(setting.value, Grid):
             grids.setdefault(id(setting.value), (setting.value, []))[1].append(key)
-    points = _Points(settings, list(grids.values()), path)
-    raise_problems([*problems, *points.check()])
+    axes = list(grids.values())
+    points = _Points(settings, axes, path)
+    try:
+        raise_problems([*problems, *points.check()])
+    except ConfigError as error:
+        refused = {problem.key for problem in error.problems or [error]}
+        first = _pick(settings, axes, [grid.values[0] for grid, _ in axes])
+        rest = {key: setting for key, setting in first.items() if key not in refused}
+        with contextlib.suppress(ConfigError):
+            error.rest = _build_config(rest, base_dir=str(Path(path).resolve().parent), source=str(path))
+        raise
     return points
 
 

@@ -32,6 +32,7 @@ N_CHANGES_SHOWN = 4
 N_LOCK_TRIES = 11  # 0.1 s
 _UNWRITABLE = (
     errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EFBIG,
+    errno.ENAMETOOLONG,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from fulltilt.errors import UsageError
+
+MAX_NAME_BYTES = 200  # as of ``run.name``
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,8 +81,15 @@ class Workload:
             value = getattr(self, field)
             if not callable(value) and (value is not None or field == "loss"):
                 raise UsageError(f"Workload {field} is {_describe(value)}; give a function {expected}")
-        if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable():
-            raise UsageError(f"Workload name is {self.name!r}; give a text that tables and folders can show in a line")
+            if value is not None:
+                _check_arguments(field, value, expected)
+        name = self.name
+        if not isinstance(name, str) or not (
+            name.strip() and name.isprintable() and len(name.encode()) <= MAX_NAME_BYTES
+        ):
+            raise UsageError(
+                f"Workload name is {_describe(name)}; give a short text that tables and folders can show in a line"
+            )
         object.__setattr__(self, "metrics", _check_metrics(self.metrics))
 
 
@@ -87,7 +97,7 @@ _FUNCTIONS = {
     "loss": "(outputs, targets) -> scalar tensor",
     "optimizer": "(parameters) -> Optimizer, or None for AdamW",
     "prepare": "(batch, generator) -> (inputs, targets), or None",
-    "collate": "that joins a list of samples, or None",
+    "collate": "(samples) -> batch, or None",
     "derive": "(means) -> figures by name, or None",
     "assess": "(model, device) -> figures by name, or None",
     "explain": "(batch_size, accumulate) -> notes, or None",
@@ -114,6 +124,17 @@ def _check_builder(field: str, value: Any, product: type) -> None:
         ) from None
 
 
+def _check_arguments(field: str, value: Any, expected: str) -> None:
+    """Refuse a function that cannot be called with the arguments that ``expected`` begins with."""
+    names = re.findall(r"\w+", expected.partition(")")[0])
+    try:
+        inspect.signature(value).bind(*names)
+    except ValueError:  # as in ``_check_builder``
+        pass
+    except TypeError as error:
+        raise UsageError(f"Workload {field} is called with ({', '.join(names)}), and that fails: {error}") from None
+
+
 def _check_metrics(metrics: Any) -> dict[str, Callable[[Any, Any], Tensor]]:
     if not isinstance(metrics, Mapping):
         raise UsageError(f'Workload metrics is {_describe(metrics)}; give a mapping: metrics={{"accuracy": accuracy}}')
@@ -123,6 +144,7 @@ def _check_metrics(metrics: Any) -> dict[str, Callable[[Any, Any], Tensor]]:
                 f"Workload metrics has {name!r}: {_describe(metric)}; each is a name and a function "
                 "(outputs, targets) -> one value per sample, shape (B,)"
             )
+        _check_arguments(f"metrics {name}", metric, "(outputs, targets)")
         if name == "loss" or not name.isprintable():
             why = "is the name of the loss itself" if name == "loss" else "cannot be shown in a line"
             raise UsageError(f"Workload metrics has {name!r}, which {why}; give that metric another name")

@@ -135,6 +135,24 @@ def make_vast():
 def make_two_lines():
     return make_workload(name="one\\ntwo")
 
+def make_none():
+    return make_workload(dataset=lambda: None)
+
+def make_rateless():
+    return make_workload(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=float("nan")))
+
+def make_meta():
+    return make_workload(model=lambda: nn.Linear(5, 2, device="meta"))
+
+def make_objects():
+    return make_workload(explain=lambda batch_size, accumulate: [object()])
+
+def make_unary():
+    return make_workload(prepare=lambda batch: batch)
+
+def make_twice():
+    return make_workload(validation=Points, derive=lambda means: {"loss": 0.0})
+
 def make_wide_validation():
     return make_workload(validation=lambda: TensorDataset(torch.randn(9, 7), torch.zeros(9, dtype=torch.int64)))
 
@@ -224,10 +242,15 @@ task=own_parts:make_counted # the loss is a number of torch.int64; it must be
 task=own_parts:make_complex # the loss is a number of torch.complex64; it must be
 task=own_parts:make_emptied # the inputs of a batch are empty: a tensor of shape (0, 5); mend the dataset
 task=own_parts:make_mapped # a batch is a dict, expected (inputs, targets); change
-task=own_parts:make_doubled # float64 and the model's parameters float32: mat1 and mat2 must have
+task=own_parts:make_doubled # the data and the model's parameters differ in type: mat1 and mat2 must have
 task=own_parts:make_texts # the inputs of a batch are 256 texts; turn them into tensors
 task=own_parts:make_vast # Vast says that it holds 1,000,000,000,000 samples, whose order alone takes
-task=own_parts:make_two_lines # Workload name is 'one\\ntwo'; give
+task=own_parts:make_none # the training set of workload is of type NoneType; its function must return a Dataset
+task=own_parts:make_rateless # the optimizer of workload has learning rate nan; give a number
+task=own_parts:make_meta # lies on the device meta, without values; build it on the CPU
+task=own_parts:make_objects # explain of workload returned list; it must return a list of texts
+task=own_parts:make_unary # Workload prepare is called with (batch, generator), and that fails: too many positional
+task=own_parts:make_two_lines # Workload name is 'one\\ntwo' (str); give a short text
 data.dataset=own_parts:Stream model=own_parts:build_model num_workers=2 # use 1 at most
 device=cuda:99
 device=tpu
@@ -297,6 +320,16 @@ def test_five_mistakes_are_five_problems_of_both(folder, capsys):
     assert sum(line.startswith("problem build") for line in told.splitlines()) == 5
 
 
+@pytest.mark.parametrize("command", ["check", "train"])
+def test_a_value_that_is_refused_hides_no_component(folder, capsys, command):
+    (folder / "mine.yaml").write_text(FIVE.replace("digits,", "digits, batch_size: 0,"))
+    assert run_command([command, "mine.yaml", "optim.lr=fast"]) == 2
+    said = capsys.readouterr().err
+    assert "7 problems:" in said
+    assert "mine.yaml:3: data.batch_size" in said
+    assert "mine.yaml:1: model" in said
+
+
 def test_what_only_an_evaluation_would_find_is_found_before_the_training(folder):
     code, checked = ask("check", folder, "data.transform.val=random_crop(99)")
     assert code == 3
@@ -304,6 +337,8 @@ def test_what_only_an_evaluation_would_find_is_found_before_the_training(folder)
     code, checked = ask("check", folder, "task=own_parts:make_miscounted")
     assert code == 3
     assert "derive of workload returned {'wrong': 'none'}" in list_problems(checked)
+    _, checked = ask("check", folder, "task=own_parts:make_twice")
+    assert "derive of workload returned loss, which is there already; give that" in list_problems(checked)
     _, checked = ask("check", folder, "task=own_parts:make_wide_validation")
     assert "in the evaluation: in Linear(in_features=5, out_features=2, bias=True): Runtime" in list_problems(checked)
 

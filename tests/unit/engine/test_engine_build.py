@@ -134,7 +134,7 @@ def test_an_iterable_dataset_trains():
         ({"model": lambda: nn.Identity()}, {}, UsageError, "no parameter that requires a gradient"),
         ({"model": lambda: 3}, {}, UsageError, "returned int; it must return an nn.Module"),
         ({"model": lambda: nn.LazyLinear(3)}, {}, UsageError, r"without a shape yet \(weight, bias\)"),
-        ({"dataset": lambda: None}, {}, DataError, "NoneType has no length"),
+        ({"dataset": lambda: None}, {}, UsageError, "of type NoneType; its function must"),
         ({"optimizer": lambda p: p}, {}, UsageError, "returned list; it must return an Optimizer"),
         ({"optimizer": torch.optim.LBFGS}, {}, UsageError, "LBFGS looks at the loss several times in a step"),
         (

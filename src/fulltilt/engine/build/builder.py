@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -230,6 +231,11 @@ def _place_optimizer(run: Run, strict: bool) -> None:
         raise UsageError(
             f"the optimizer of {workload.name} holds no parameter of the model; build it of those that it is given"
         )
+    rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+    if not all(map(math.isfinite, rates)):
+        raise UsageError(
+            f"the optimizer of {workload.name} has learning rate {max(rates, key=lambda r: r != r)}; give a number"
+        )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise UsageError(
@@ -242,9 +248,9 @@ def _place_optimizer(run: Run, strict: bool) -> None:
         _apply_stage(stage, run)
     run.notes += find_notes(run.plan, run.facts)
     said: Any = workload.explain(run.plan["batch_size"], run.plan["accumulate"]) if workload.explain else []
-    if not isinstance(said, list | tuple):
+    if not isinstance(said, list | tuple) or not all(isinstance(note, str) for note in said):
         raise UsageError(f"explain of {workload.name} returned {type(said).__name__}; it must return a list of texts")
-    run.notes += map(str, said)
+    run.notes += said
 
 
 def _place_model(run: Run) -> GradientSync | None:
@@ -320,4 +326,6 @@ def build_model(workload: Workload) -> nn.Module:
             f"the model of {workload.name} has parameters without a shape yet ({', '.join(lazy[:3])}); run one batch "
             "through it in the function that builds it"
         )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise UsageError(f"the model of {workload.name} lies on the device meta, without values; build it on the CPU")
     return model

@@ -89,12 +89,14 @@ def resolve_plan(
 
 
 def refuse_loader(dataset: Any, name: str) -> None:
-    """Raise a UsageError where the user's code gave a DataLoader for the dataset that ``name`` tells."""
+    """Raise a UsageError where the user's code gave a DataLoader, or nothing of the kind, for a dataset."""
     if isinstance(dataset, DataLoader):
         raise UsageError(
             f"the {name} is a DataLoader; give its dataset, data.batch_size and data.num_workers: fulltilt builds the "
             "loader"
         )
+    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
+        raise UsageError(f"the {name} is of type {type(dataset).__name__}; its function must return a Dataset")
 
 
 def count_dataset(dataset: Any) -> int | None:

@@ -31,8 +31,11 @@ def describe_loss(loss: float, where: str, lr: float, precision: object) -> str:
     return f"the loss is {loss} in {where} (learning rate {lr:.3g}, precision {precision})"
 
 
-def suggest_stability(precision: object) -> str:
-    """Say what makes losses finite again, beside what is in force."""
+def suggest_stability(precision: object, step: int | None = None) -> str:
+    """Say what makes losses finite again, beside what is in force; of the first step the learning rate had no part."""
+    if step == 1:
+        other = ", or use precision bf16 or fp32" if precision in ("fp16", "auto") else ""
+        return f"no update came before it: look at the values that the model starts with, and at the loss{other}"
     if precision in ("fp16", "auto"):
         return "lower optim.lr, set optim.clip_norm, or use precision bf16 or fp32"
     return "lower optim.lr, or set optim.clip_norm"
@@ -70,7 +73,7 @@ def save_bad_batch(s: Session, *, step: int, loss: float, is_kept: bool = True) 
 
 def _save_batch(s: Session, step: int, loss: float, is_kept: bool) -> tuple[str, str]:
     path, run = s.folder / FILE, s.run
-    remedy = suggest_stability(run.plan["precision"])
+    remedy = suggest_stability(run.plan["precision"], step)
     step_in_epoch = s.progress.step_in_epoch - (s.progress.step - step)
     first_sample = (step_in_epoch - 1) * run.batch_size * run.setup.accumulate
     try:
@@ -106,7 +109,7 @@ def describe_batch(batches: Sequence[Any], indices: Sequence[int] | None) -> str
     """Say whether the data itself holds the NaN."""
     bad = _list_bad_samples(batches)
     if not bad:
-        return "all its values are finite, so the model or the learning rate made it"
+        return "all its values are finite, so the model, the loss or the learning rate made it"
     named = [indices[i] for i in bad] if indices is not None else bad
     more = f" and {len(named) - N_SHOWN} more" if len(named) > N_SHOWN else ""
     what = "of the training set" if indices is not None else "of the batch"

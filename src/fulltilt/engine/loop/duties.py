@@ -149,10 +149,10 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
     if metrics is None:
         return False
     progress.evaluated_step = progress.step
-    if not math.isfinite(loss := metrics.get("loss", 0.0)):
+    for name in (name for name, value in metrics.items() if not math.isfinite(value)):
         s.announce.note_once(
-            f"the validation loss is {loss}; look for values that are not finite in the validation set, and for a "
-            "layer that differs in evaluation mode",
+            f"the validation {name} is {metrics[name]}; look for values that are not finite in the validation set, and "
+            "for a layer that differs in evaluation mode",
             level="warning",
         )
     _tell_late_notes(s)

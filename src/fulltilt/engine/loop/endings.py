@@ -26,7 +26,7 @@ from fulltilt.records import Evaluated, RunEnded
 _NOT_DETERMINISTIC = re.compile(r"(?P<operator>\S+) does not have a deterministic implementation")
 TRACEBACK = "traceback.log"
 _NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
-_TWO_TYPES = re.compile(r"\bdouble\b.*\bfloat\b", re.IGNORECASE)
+_TWO_TYPES = re.compile(r"have the same dtype, but got|type \(.+\) should be the same|Found dtype \w+ but expected")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ def explain_error(error: Exception, device: str = "this device") -> FulltiltErro
         )
     if isinstance(error, RuntimeError) and _TWO_TYPES.search(said := read_first_line(error)):
         return DataError(
-            f"the data are float64 and the model's parameters float32: {said} ({find_place(error) or 'in torch'}); "
-            "have the data set, or the workload's prepare, give float32"
+            f"the data and the model's parameters differ in type: {said} ({find_place(error) or 'in torch'}); have the "
+            "data set, or the workload's prepare, give the parameters' type, most often float32"
         )
     return explain_loader_error(error)

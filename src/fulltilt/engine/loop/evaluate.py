@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -101,7 +101,7 @@ def evaluate(
             if run.world.is_first:  # the others wait for it; a divided model is refused when it is built
                 with run.world.work_alone():
                     said = run.workload.assess(run.setup.model, run.device)
-                    found = _read_figures(f"assess of {run.workload.name}", said)
+                    found = _read_figures(f"assess of {run.workload.name}", said, means)
             means |= run.world.hand_out(found)
     run.doing = "elsewhere"
     return means
@@ -115,17 +115,21 @@ def add_derived(workload: Workload, means: dict[str, float]) -> dict[str, float]
     """
     if workload.derive is None:
         return means
-    return means | _read_figures(f"derive of {workload.name}", workload.derive(means))
+    return means | _read_figures(f"derive of {workload.name}", workload.derive(dict(means)), means)
 
 
-def _read_figures(source: str, said: Any) -> dict[str, float]:
+def _read_figures(source: str, said: Any, means: Mapping[str, float]) -> dict[str, float]:
+    """Read what the user's code figured out beside the loss and the metrics."""
     try:
-        return {str(name): float(value) for name, value in said.items()}
+        figures = {str(name): float(value) for name, value in said.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):
         raise UsageError(
             f"{source} returned {textwrap.shorten(repr(said), 80)}; it must return a mapping of names to numbers, "
             'such as {"f1": 0.8}'
         ) from None
+    if taken := sorted(figures.keys() & means.keys()):
+        raise UsageError(f"{source} returned {', '.join(taken)}, which is there already; give that figure another name")
+    return figures
 
 
 def _compute_means(
