@@ -42,20 +42,24 @@ class JsonDestination(str):
 
     def find_obstacle(self) -> str | None:
         """Return why no document can be written there, with the remedy; None where one can."""
-        if self != "-" and Path(self).is_dir():
+        if self != "-" and self.path.is_dir():
             return f"it is a folder; name a file, such as {Path(self) / 'result.json'}"
-        if self != "-" and not Path(self).resolve().parent.is_dir():
+        if self != "-" and not self.path.resolve().parent.is_dir():
             return f"there is no folder {Path(self).parent}; make it first"
         if self.is_file:
-            with self.path.open("rb") as stream:
-                if stream.read(1) not in b"{[":
-                    return "it is there already and holds something else than JSON; name another file"
+            try:
+                with self.path.open("rb") as stream:
+                    start = stream.read(64).lstrip()[:1]
+            except OSError as error:
+                return f"it is there already and cannot be read ({error.strerror}); name another file"
+            if start not in b"{[":
+                return "it is there already and holds something other than JSON; name another file"
         return None
 
     @property
     def is_file(self) -> bool:
         """Return whether an earlier document lies there."""
-        return self != "-" and Path(self).is_file()
+        return self != "-" and self.path.is_file()
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *, metavar: str = "CONFIG") -> None:
@@ -108,17 +112,20 @@ def _find_more_problems(error: ConfigError) -> None:
     """Raise one error that also names the components which are wrong, where values were refused before these."""
     from fulltilt.config.reading import raise_problems
 
-    if error.rest is None:
+    rest = error.rest
+    if rest is None or ":" in rest.task:  # the user's own function is called with right values alone
         return
     from fulltilt.engine.build.assemble import build_workload
 
-    problems = error.problems or (error,)
-    refused = {problem.key for problem in problems}
+    # What is missing may be what was refused, and a path is judged by its dataset.
+    given = {key for key, place in rest.provenance.items() if place != "default"}
+    given -= set() if "data.dataset" in given else {"data.path"}
     try:
-        build_workload(error.rest)
+        build_workload(rest)
     except ConfigError as more:
-        raise_problems([*problems, *(each for each in more.problems or (more,) if each.key not in refused)])
-    except (Exception, SystemExit):  # of the user's own code, which is asked again when the values are right
+        found = [problem for problem in more.problems or (more,) if problem.key in given]
+        raise_problems([*(error.problems or (error,)), *found])
+    except (Exception, SystemExit):  # of a module of the user's own, which is asked again when the values are right
         pass
 
 

@@ -39,7 +39,7 @@ def _collate_column(values: Sequence[Any]) -> Any:
     if len(shapes) > 1:
         raise DataError(
             f"samples of one batch differ in shape: {', '.join(map(str, sorted(shapes)[:4]))}; "
-            f"give a collate function that joins them, or, of images, add resize(…), center_crop(…) or "
+            f"give a collate function that joins them, or, for images, add resize(…), center_crop(…) or "
             f"random_resized_crop(…) to data.transform, or write them in one size (fulltilt data make-stl10)"
         )
     if get_worker_info() is None:

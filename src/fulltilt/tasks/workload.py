@@ -45,7 +45,8 @@ class Workload:
     Shape: the batch is the first dimension B of inputs, targets and outputs.
 
     Raises:
-        UsageError: a field is no function, or an object where the function that builds it is needed.
+        UsageError: a field is no function, one that takes other arguments, or an object where the function that builds
+            it is needed; a name cannot be shown.
     """
 
     model: Callable[[], nn.Module]
@@ -113,7 +114,7 @@ def _check_builder(field: str, value: Any, product: type) -> None:
     if not callable(value):
         raise UsageError(f"Workload {field} is {_describe(value)}; give a function without arguments that builds it")
     try:
-        inspect.signature(value).bind()
+        inspect.signature(value, follow_wrapped=False).bind()
     except ValueError:  # a built-in without a readable signature: the call itself will tell
         pass
     except TypeError as error:
@@ -128,11 +129,14 @@ def _check_arguments(field: str, value: Any, expected: str) -> None:
     """Refuse a function that cannot be called with the arguments that ``expected`` begins with."""
     names = re.findall(r"\w+", expected.partition(")")[0])
     try:
-        inspect.signature(value).bind(*names)
+        inspect.signature(value, follow_wrapped=False).bind(*names)
     except ValueError:  # as in ``_check_builder``
         pass
     except TypeError as error:
-        raise UsageError(f"Workload {field} is called with ({', '.join(names)}), and that fails: {error}") from None
+        call = ", ".join(names)
+        raise UsageError(
+            f"Workload {field} is called with ({call}), and that fails ({error}); give a function {expected}"
+        ) from None
 
 
 def _check_metrics(metrics: Any) -> dict[str, Callable[[Any, Any], Tensor]]:
@@ -144,7 +148,7 @@ def _check_metrics(metrics: Any) -> dict[str, Callable[[Any, Any], Tensor]]:
                 f"Workload metrics has {name!r}: {_describe(metric)}; each is a name and a function "
                 "(outputs, targets) -> one value per sample, shape (B,)"
             )
-        _check_arguments(f"metrics {name}", metric, "(outputs, targets)")
+        _check_arguments(f"metrics {name}", metric, "(outputs, targets) -> (B,)")
         if name == "loss" or not name.isprintable():
             why = "is the name of the loss itself" if name == "loss" else "cannot be shown in a line"
             raise UsageError(f"Workload metrics has {name!r}, which {why}; give that metric another name")

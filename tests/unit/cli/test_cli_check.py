@@ -237,7 +237,7 @@ task=own_parts:make_sized
 task=own_parts:make_loaded
 task=own_parts:make_dry
 task=own_parts:make_underived
-task=own_parts:make_detached # the loss does not depend on the model's parameters; compute it of the model's outputs
+task=own_parts:make_detached # the loss does not depend on the model's parameters; compute it from the model's outputs
 task=own_parts:make_counted # the loss is a number of torch.int64; it must be
 task=own_parts:make_complex # the loss is a number of torch.complex64; it must be
 task=own_parts:make_emptied # the inputs of a batch are empty: a tensor of shape (0, 5); mend the dataset
@@ -246,10 +246,10 @@ task=own_parts:make_doubled # the data and the model's parameters differ in type
 task=own_parts:make_texts # the inputs of a batch are 256 texts; turn them into tensors
 task=own_parts:make_vast # Vast says that it holds 1,000,000,000,000 samples, whose order alone takes
 task=own_parts:make_none # the training set of workload is of type NoneType; its function must return a Dataset
-task=own_parts:make_rateless # the optimizer of workload has learning rate nan; give a number
+task=own_parts:make_rateless # the optimizer of workload has learning rate nan; give a finite number
 task=own_parts:make_meta # lies on the device meta, without values; build it on the CPU
 task=own_parts:make_objects # explain of workload returned list; it must return a list of texts
-task=own_parts:make_unary # Workload prepare is called with (batch, generator), and that fails: too many positional
+task=own_parts:make_unary # Workload prepare is called with (batch, generator), and that fails (too many
 task=own_parts:make_two_lines # Workload name is 'one\\ntwo' (str); give a short text
 data.dataset=own_parts:Stream model=own_parts:build_model num_workers=2 # use 1 at most
 device=cuda:99
@@ -328,6 +328,14 @@ def test_a_value_that_is_refused_hides_no_component(folder, capsys, command):
     assert "7 problems:" in said
     assert "mine.yaml:3: data.batch_size" in said
     assert "mine.yaml:1: model" in said
+
+
+def test_a_misspelt_key_is_not_told_as_missing(folder, capsys):
+    (folder / "mine.yaml").write_text("modle: small_cnn\ndata: {dataset: digits}\nloss: cross_entrpy\n")
+    assert run_command(["check", "mine.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "2 problems:" in said
+    assert "a model is needed" not in said
 
 
 def test_what_only_an_evaluation_would_find_is_found_before_the_training(folder):

@@ -231,11 +231,9 @@ def _place_optimizer(run: Run, strict: bool) -> None:
         raise UsageError(
             f"the optimizer of {workload.name} holds no parameter of the model; build it of those that it is given"
         )
-    rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
-    if not all(map(math.isfinite, rates)):
-        raise UsageError(
-            f"the optimizer of {workload.name} has learning rate {max(rates, key=lambda r: r != r)}; give a number"
-        )
+    rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
+    if bad := [rate for rate in rates if rate is None or not math.isfinite(rate)]:
+        raise UsageError(f"the optimizer of {workload.name} has learning rate {bad[0]}; give a finite number")
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise UsageError(

@@ -89,13 +89,13 @@ def resolve_plan(
 
 
 def refuse_loader(dataset: Any, name: str) -> None:
-    """Raise a UsageError where the user's code gave a DataLoader, or nothing of the kind, for a dataset."""
+    """Raise a UsageError where the user's code gave a DataLoader for a dataset, or what is none."""
     if isinstance(dataset, DataLoader):
         raise UsageError(
             f"the {name} is a DataLoader; give its dataset, data.batch_size and data.num_workers: fulltilt builds the "
             "loader"
         )
-    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
+    if not any(hasattr(dataset, method) for method in ("__getitem__", "__getitems__", "__iter__")):
         raise UsageError(f"the {name} is of type {type(dataset).__name__}; its function must return a Dataset")
 
 

@@ -32,7 +32,7 @@ def describe_loss(loss: float, where: str, lr: float, precision: object) -> str:
 
 
 def suggest_stability(precision: object, step: int | None = None) -> str:
-    """Say what makes losses finite again, beside what is in force; of the first step the learning rate had no part."""
+    """Say what makes losses finite again, beside what is in force. In the first step the rate had no part yet."""
     if step == 1:
         other = ", or use precision bf16 or fp32" if precision in ("fp16", "auto") else ""
         return f"no update came before it: look at the values that the model starts with, and at the loss{other}"

@@ -149,7 +149,8 @@ def evaluate_once(s: Session, stop: Stop) -> bool:
     if metrics is None:
         return False
     progress.evaluated_step = progress.step
-    for name in (name for name, value in metrics.items() if not math.isfinite(value)):
+    means = [name for name in ("loss", *s.run.workload.metrics) if not math.isfinite(metrics.get(name, 0.0))]
+    for name in means[:1] if means[:1] == ["loss"] else means:  # figures that follow from the loss say the same
         s.announce.note_once(
             f"the validation {name} is {metrics[name]}; look for values that are not finite in the validation set, and "
             "for a layer that differs in evaluation mode",

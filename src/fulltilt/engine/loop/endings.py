@@ -66,14 +66,14 @@ def tell_failure(s: Session) -> Iterator[None]:
         raise
     except Exception as error:  # told to the listeners, and raised again
         explained = _explain(s, error) or error
-        if s.run.doing == "evaluation":
-            explained.add_note(IN_EVALUATION)
         cause = explained.__cause__ or error
         is_users = isinstance(explained, DataError) and not isinstance(cause, FulltiltError)
         if is_users and explain_loader_error(cause):
             explained = DataError(f"{explained}{keep_traceback(cause, s.folder / TRACEBACK)}")
         elif find_place(explained):
             explained.add_note(keep_traceback(explained, s.folder / TRACEBACK))
+        if s.run.doing == "evaluation":
+            explained.add_note(IN_EVALUATION)
         _announce_end(s, f"failed: {type(explained).__name__}: {explained}", getattr(explained, "step", None))
         if explained is not error:
             raise explained from error
@@ -137,9 +137,12 @@ def explain_error(error: Exception, device: str = "this device") -> FulltiltErro
             f"a target is {found['target']}, and the model has fewer outputs; give the model as many as there are "
             "classes, counted from 0, or mend the targets of the data set"
         )
-    if isinstance(error, RuntimeError) and _TWO_TYPES.search(said := read_first_line(error)):
+    if explained := explain_loader_error(error):
+        return explained
+    said = read_first_line(error)
+    if isinstance(error, RuntimeError) and _TWO_TYPES.search(said) and said.count("cuda") != 1:  # else two devices
         return DataError(
             f"the data and the model's parameters differ in type: {said} ({find_place(error) or 'in torch'}); have the "
             "data set, or the workload's prepare, give the parameters' type, most often float32"
         )
-    return explain_loader_error(error)
+    return None

@@ -119,7 +119,7 @@ def add_derived(workload: Workload, means: dict[str, float]) -> dict[str, float]
 
 
 def _read_figures(source: str, said: Any, means: Mapping[str, float]) -> dict[str, float]:
-    """Read what the user's code figured out beside the loss and the metrics."""
+    """Read what the user's code computed besides ``means``; raise UsageError where a name is one of theirs."""
     try:
         figures = {str(name): float(value) for name, value in said.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError, OverflowError):

@@ -14,7 +14,7 @@ from fulltilt.engine.measured.endless_steps import EndlessSteps
 from fulltilt.engine.measured.rehearsal import Part, Rehearsal
 from fulltilt.engine.step.phase_sample import join_timers
 from fulltilt.engine.step.train_step import StepOutcome, TrainStep
-from fulltilt.errors import NonFiniteLossError, TrainingError
+from fulltilt.errors import NonFiniteLossError, TrainingError, UsageError
 from fulltilt.hardware import RealNvml
 from fulltilt.levers import Lever, find_reports, load_catalogue
 from fulltilt.levers.activation_checkpointing import without_checkpointing
@@ -181,7 +181,7 @@ def measure_flops(run: Run, batch: Any) -> tuple[float | None, float | None, str
             small = transform.uncompiled()(small, run.generator)
         with without_checkpointing(run.setup.model), without_compiling(run.setup):
             flops = count_flops(lambda: step.compute_loss(small).backward())
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, UsageError) as error:
         # Optional figure: a model that does not take a smaller batch, or an operator that cannot be traced.
         return None, None, f"the step could not be counted with {count_samples(small)} samples: {error}"
     finally:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fulltilt.data import BatchTransform, explain_loader_error
 from fulltilt.errors import DataError, UsageError
 from fulltilt.levers import Setup
-from fulltilt.measure.nested import SEQUENCES, count_samples, find_tensor, map_tensors
+from fulltilt.measure.nested import SEQUENCES, count_samples, find_tensor, list_tensors, map_tensors
 from fulltilt.tasks import Workload
 
 _END = object()
@@ -241,7 +241,7 @@ class TrainStep:
             raise UsageError(f"the loss is a number of {loss.dtype}; it must be a real floating-point number")
         if torch.is_grad_enabled() and not loss.requires_grad:
             raise UsageError(
-                "the loss does not depend on the model's parameters; compute it of the model's outputs, without "
+                "the loss does not depend on the model's parameters; compute it from the model's outputs, without "
                 ".detach(), .item(), argmax or torch.no_grad() on the way"
             )
         device = self._device.type
@@ -271,12 +271,12 @@ def fetch_batches(batches: Iterator[Any]) -> Iterator[Any]:
 def _look_at_inputs(inputs: Any) -> None:
     """Refuse the inputs of a first batch with which no model could be called."""
     first = find_tensor(inputs)
-    if first is not None and not first.numel():
+    if first is not None and not any(tensor.numel() for tensor in list_tensors(inputs)):
         raise DataError(
             f"the inputs of a batch are empty: a tensor of shape {tuple(first.shape)}; mend the dataset, its collate, "
             "or the workload's prepare"
         )
-    if isinstance(inputs, SEQUENCES) and inputs and isinstance(inputs[0], str):
+    if isinstance(inputs, SEQUENCES) and inputs and all(isinstance(text, str) for text in inputs):
         raise DataError(
             f"the inputs of a batch are {len(inputs)} texts; turn them into tensors of numbers in the dataset, its "
             "collate, or the workload's prepare"
