@@ -5,11 +5,11 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
-# Half again as many processes as cores, each with one thread: tests are many and small, and a quarter of their time
-# they wait. They start hundreds of processes, which find the package compiled, also where the environment keeps Python
-# from storing that.
+# A process a core, each with one thread: tests are many and small. They start hundreds of processes, which find the
+# package compiled, also where the environment keeps Python from storing that. The fast ones wait for a quarter of their
+# time: half again as many processes as cores.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 JOBS   := $(shell (nproc || sysctl -n hw.ncpu) 2>/dev/null | awk '{n = int($$1 * 3 / 2); print n < 8 ? n : 8}')
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 .PHONY: help demo test test-slow test-peers bench-check check format bench bench-gpu test-gpu chaos docs clean
 
 help: ## this list
@@ -29,7 +29,7 @@ demo: $(INSTALLED) ## tune the digits workload, apply the pick, train with both 
 
 test: $(INSTALLED) ## the fast test set, offline, and what `make check` checks beside it
 	@$(MAKE) --no-print-directory check > $(VENV)/.checked 2>&1 & checks=$$!; \
-	$(PYTEST) -m "not slow and not bench"; tested=$$?; \
+	$(PYTEST) --numprocesses $(JOBS) -m "not slow and not bench"; tested=$$?; \
 	wait $$checks || { cat $(VENV)/.checked; exit 1; }; exit $$tested
 
 test-slow: $(INSTALLED) ## the rest: every combination, long runs, trainings and servers that are killed
