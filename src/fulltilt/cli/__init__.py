@@ -164,7 +164,7 @@ def run_command(argv: Sequence[str]) -> int:
         sys.stdout.flush()  # while an error of it can still be told
         return code
     except FulltiltError as error:
-        return _end(args, describe_error(error), error.exit_code, remedy=error.remedy)
+        return _end(args, describe_error(error), error.exit_code, remedy=error.remedy, log=find_log(error))
     except (KeyboardInterrupt, Terminated) as interruption:
         is_terminated = isinstance(interruption, Terminated)
         kept = getattr(interruption, "__notes__", ())[:1]  # of the work, as the command noted it on its way out

@@ -46,15 +46,12 @@ class JsonDestination(str):
             return f"it is a folder; name a file, such as {Path(self) / 'result.json'}"
         if self != "-" and not self.path.resolve().parent.is_dir():
             return f"there is no folder {Path(self).parent}; make it first"
-        if self.is_file:
-            try:
-                with self.path.open("rb") as stream:
-                    start = stream.read(64).lstrip()[:1]
-            except OSError as error:
-                return f"it is there already and cannot be read ({error.strerror}); name another file"
-            if start not in b"{[":
-                return "it is there already and holds something other than JSON; name another file"
-        return None
+        if self == "-":
+            return None
+        from fulltilt.records.run_folder import find_other_content
+
+        obstacle = find_other_content(self.path, b"{", b"[")
+        return f"it {obstacle}" if obstacle else None
 
     @property
     def is_file(self) -> bool:
@@ -109,24 +106,21 @@ def read_config(args: argparse.Namespace) -> Config:
 
 
 def _find_more_problems(error: ConfigError) -> None:
-    """Raise one error that also names the components which are wrong, where values were refused before these."""
+    """Raise one error of the refused values and of the wrong components beside them."""
     from fulltilt.config.reading import raise_problems
 
-    rest = error.rest
-    if rest is None or ":" in rest.task:  # the user's own function is called with right values alone
+    if (rest := error.rest) is None:
         return
-    from fulltilt.engine.build.assemble import build_workload
+    from fulltilt.engine.build.assemble import find_problems
 
     # What is missing may be what was refused, and a path is judged by its dataset.
     given = {key for key, place in rest.provenance.items() if place != "default"}
-    given -= set() if "data.dataset" in given else {"data.path"}
+    given -= {"data.path"} if "data.dataset" not in given and ":" not in rest.task else set()
     try:
-        build_workload(rest)
-    except ConfigError as more:
-        found = [problem for problem in more.problems or (more,) if problem.key in given]
-        raise_problems([*(error.problems or (error,)), *found])
-    except (Exception, SystemExit):  # of a module of the user's own, which is asked again when the values are right
-        pass
+        more = find_problems(rest)
+    except (Exception, SystemExit):  # of a module or loss of the user's own, which is asked again with right values
+        return
+    raise_problems([*(error.problems or (error,)), *(problem for problem in more if problem.key in given)])
 
 
 def read_config_to_train(args: argparse.Namespace) -> Config:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from fulltilt.cli._shared import build_console, print_result
+from fulltilt.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,11 +20,11 @@ def run(args: argparse.Namespace) -> int:
 
 def write_training_report(folders: list[Path], out: Path | None = None) -> Path:
     """Write one HTML page with the learning curves of all ``folders``; return its path. UsageError: a wrong folder."""
-    from fulltilt.records.run_folder import refuse_other_content, write_atomic
+    from fulltilt.records.run_folder import find_other_content, write_atomic
     from fulltilt.report.training import read_training
     from fulltilt.report.training_html import build_training_html
 
-    if out is not None:
-        refuse_other_content(out, b"<!")
+    if out is not None and (obstacle := find_other_content(out, b"<!")):
+        raise UsageError(f"{out} {obstacle}")
     runs = [read_training(folder) for folder in folders]
     return write_atomic(out or folders[-1] / "report.html", build_training_html(runs))

@@ -68,7 +68,7 @@ def load_points(path: str | Path, overrides: Sequence[str] = ()) -> list[tuple[d
 def config_for_object(target: str, overrides: Sequence[str] = ()) -> Config:
     """Build the configuration of ``module:object``, a workload in the user's code: defaults, with ``overrides``."""
     settings, problems = merge(collect_overrides([f"task={json.dumps(target, ensure_ascii=False)}", *overrides]))
-    raise_problems(problems)
+    _raise_with_rest([*problems, *_validate(settings)[1]], settings, base_dir=str(Path.cwd()))
     return _build_config(settings, base_dir=str(Path.cwd()))
 
 
@@ -120,16 +120,20 @@ def _load(path: str | Path, overrides: Sequence[str]) -> "_Points":
             grids.setdefault(id(setting.value), (setting.value, []))[1].append(key)
     axes = list(grids.values())
     points = _Points(settings, axes, path)
-    try:
-        raise_problems([*problems, *points.check()])
-    except ConfigError as error:
-        refused = {problem.key for problem in error.problems or [error]}
-        first = _pick(settings, axes, [grid.values[0] for grid, _ in axes])
-        rest = {key: setting for key, setting in first.items() if key not in refused}
-        with contextlib.suppress(ConfigError):
-            error.rest = _build_config(rest, base_dir=str(Path(path).resolve().parent), source=str(path))
-        raise
+    first = _pick(settings, axes, [grid.values[0] for grid, _ in axes])
+    _raise_with_rest([*problems, *points.check()], first, base_dir=str(Path(path).resolve().parent), source=str(path))
     return points
+
+
+def _raise_with_rest(problems: Sequence[ConfigError], settings: Mapping[str, Setting], **origin: Any) -> None:
+    """Raise one error of all problems, which holds the configuration without what was refused."""
+    try:
+        raise_problems(problems)
+    except ConfigError as error:
+        refused = {problem.key for problem in problems}
+        with contextlib.suppress(ConfigError):
+            error.rest = _build_config({k: s for k, s in settings.items() if k not in refused}, **origin)
+        raise
 
 
 class _Points:

@@ -365,13 +365,17 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def refuse_other_content(path: Path, start: bytes, *, at: int = 0) -> None:
-    """Raise a UsageError where a file is no earlier one of its kind, which has ``start`` at byte ``at``."""
-    if path.is_file() and path.stat().st_size:
+def find_other_content(path: Path, *starts: bytes, at: int = 0) -> str | None:
+    """Say why a file is not written over: no earlier one of its kind has one of ``starts`` at byte ``at``."""
+    if not path.is_file() or not path.stat().st_size:
+        return None
+    try:
         with path.open("rb") as stream:
             stream.seek(at)
-            if stream.read(len(start)) != start:
-                raise UsageError(f"{path} is there already and holds something else; name another file")
+            is_other = not stream.read(max(map(len, starts))).startswith(starts)
+    except OSError as error:
+        return f"is there already and cannot be read ({error.strerror}); name another file"
+    return "is there already and holds something else; name another file" if is_other else None
 
 
 def write_secret(path: Path, text: str) -> None:

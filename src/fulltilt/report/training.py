@@ -85,7 +85,8 @@ def read_training(folder: str | Path) -> TrainingRun:
     """
     path = Path(folder) / EVENTS_FILE
     if not path.is_file():
-        raise UsageError(f"{folder} holds no {EVENTS_FILE}; name the folder of a training")
+        missing = f"{folder} holds no {EVENTS_FILE}" if Path(folder).is_dir() else f"there is no folder {folder}"
+        raise UsageError(f"{missing}; name the folder of a training")
     return read_training_lines(str(folder), read_lines(path))
 
 

@@ -11,9 +11,8 @@ from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
+from fulltilt.config.model import MAX_NAME_BYTES
 from fulltilt.errors import UsageError
-
-MAX_NAME_BYTES = 200  # as of ``run.name``
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -129,6 +129,13 @@ class Vast(Points):
     def __len__(self):
         return 10**12
 
+class Worded(Points):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], "cat"
+
+def make_worded():
+    return make_workload(dataset=Worded)
+
 def make_vast():
     return make_workload(dataset=Vast)
 
@@ -193,7 +200,6 @@ model=bilm
 model=no_such_module:build
 data.dataset=own_parts:Points model=own_parts:build_modle
 data.dataset=own_parts:Points model=own_parts:build_model(wdth=3)
-data.dataset=own_parts:Points model=own_parts:build_wide
 data.dataset=own_parts:Points model=own_parts:build_broken
 data.dataset=own_parts:Points model=own_parts:build_frozen
 data.dataset=own_parts:Points model=own_parts:build_five
@@ -249,6 +255,8 @@ task=own_parts:make_none # the training set of workload is of type NoneType; its
 task=own_parts:make_rateless # the optimizer of workload has learning rate nan; give a finite number
 task=own_parts:make_meta # lies on the device meta, without values; build it on the CPU
 task=own_parts:make_objects # explain of workload returned list; it must return a list of texts
+task=own_parts:make_worded # the targets of a batch are a tuple (in CrossEntropyLoss()); give numbers, such as
+data.dataset=own_parts:Points model=own_parts:build_wide # 5 features meet weights for 7 (in Linear(in_features=7
 task=own_parts:make_unary # Workload prepare is called with (batch, generator), and that fails (too many
 task=own_parts:make_two_lines # Workload name is 'one\\ntwo' (str); give a short text
 data.dataset=own_parts:Stream model=own_parts:build_model num_workers=2 # use 1 at most
@@ -330,6 +338,14 @@ def test_a_value_that_is_refused_hides_no_component(folder, capsys, command):
     assert "mine.yaml:1: model" in said
 
 
+def test_of_the_users_own_task_values_keys_and_names_are_told_at_once(folder, capsys):
+    wrong = ["optim.lr=fast", "run.epoch=3", "optimizer=adamm", "schedule=cosinus"]
+    assert run_command(["check", "own_parts:make_broken", *wrong]) == 2
+    said = capsys.readouterr().err
+    assert "4 problems:" in said
+    assert all(part in said for part in ("lr 'fast'", "run.epoch", "'adamm'", "'cosinus'"))
+
+
 def test_a_misspelt_key_is_not_told_as_missing(folder, capsys):
     (folder / "mine.yaml").write_text("modle: small_cnn\ndata: {dataset: digits}\nloss: cross_entrpy\n")
     assert run_command(["check", "mine.yaml"]) == 2
@@ -348,7 +364,10 @@ def test_what_only_an_evaluation_would_find_is_found_before_the_training(folder)
     _, checked = ask("check", folder, "task=own_parts:make_twice")
     assert "derive of workload returned loss, which is there already; give that" in list_problems(checked)
     _, checked = ask("check", folder, "task=own_parts:make_wide_validation")
-    assert "in the evaluation: in Linear(in_features=5, out_features=2, bias=True): Runtime" in list_problems(checked)
+    said = (
+        "in the evaluation: 7 features meet weights for 5 (in Linear(in_features=5, out_features=2, bias=True)); give"
+    )
+    assert said in list_problems(checked)
 
 
 def test_an_epoch_alone_shortens_the_warm_up_of_an_example_and_says_so(folder, capsys):

@@ -92,7 +92,7 @@ def test_every_command_has_help(words, said, capsys):
         (["tune", "a.yaml", "--json", "."], "--json .: it is a folder; name a file, such as result.json\n"),
         (
             ["check", "a.yaml", "--json", "a.yaml"],
-            "--json a.yaml: it is there already and holds something other than JSON",
+            "--json a.yaml: it is there already and holds something else; name another",
         ),
         (["tune", "a.yaml", "--apply", "nofile.yaml"], "nofile.yaml: no such file"),
         (["tune", "a.yaml", "--budget", "-5s"], "tune: --budget '-5s' is not a duration of more than zero; write"),

@@ -88,7 +88,7 @@ N_WORKERS = (os.cpu_count() or 1) + 1
             "the loss is nan in step 1 (",
         ),
         ({"validation": lambda: TensorDataset(torch.zeros(0, 4))}, "build", "problem", "the validation set of"),
-        ({"validation": build_wide_data}, "validation", "problem", "mat1 and mat2 shapes cannot be multiplied"),
+        ({"validation": build_wide_data}, "validation", "problem", "features meet weights for"),
         ({"loss": fail(SystemExit(0))}, "one step", "problem", "called sys.exit(0)"),
         ({}, "validation", "note", "there is no validation set"),
         ({"values": {"run": {"checkpoint_every": None}}}, "checkpoints", "note", "off"),

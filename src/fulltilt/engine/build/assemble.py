@@ -65,9 +65,15 @@ def _say_where(config: Config, key: str, problems: list[ConfigError] | None = No
         problems.append(located)
 
 
-def _build_named(config: Config) -> Workload:
-    name = parse_call(config.task).name
+def find_problems(config: Config) -> list[ConfigError]:
+    """List all components of a configuration that cannot be built; a task of the user's own is not called."""
     problems: list[ConfigError] = []
+    (_check_imported if ":" in parse_call(config.task).name else _plan_named)(config, problems)
+    return problems
+
+
+def _plan_named(config: Config, problems: list[ConfigError]) -> tuple[Any, Any, Any]:
+    """Plan the loss, the datasets and the optimizer; what is wrong with any component joins ``problems``."""
     with _say_where(config, "task", problems):
         parts = ("model", "train", "validation", "views", "labelled", "loss", "optimizer", "name")
         check_component(config.task, TASKS, kind="task", where="task", given=parts)
@@ -87,8 +93,14 @@ def _build_named(config: Config) -> Workload:
     with _say_where(config, "optim.optimizer", problems):
         optimizer = _plan_optimizer(config)
     _check_schedule(config, problems)
+    return loss, datasets, optimizer
+
+
+def _build_named(config: Config) -> Workload:
+    name = parse_call(config.task).name
+    problems: list[ConfigError] = []
+    loss, datasets, optimizer = _plan_named(config, problems)
     raise_problems(problems)
-    assert datasets is not None
     train, validation = datasets
     data: dict[str, Any] = {"train": train, "validation": validation}
     if "views" in _read_parameters(TASKS[name]):
@@ -102,9 +114,9 @@ def _build_named(config: Config) -> Workload:
     return workload if collate is None else dataclasses.replace(workload, collate=workload.collate or collate)
 
 
-def _import_workload(config: Config) -> Workload:
+def _check_imported(config: Config, problems: list[ConfigError]) -> None:
+    """Check the call of a task of the user's own, and the components beside it."""
     call, place = parse_call(config.task), _place(config, "task", "task")
-    problems: list[ConfigError] = []
     with _say_where(config, "task", problems):
         bound = check_component(config.task, {}, **place, given=("path", "lr"))
         path = _read_parameters(find_target(call.name, {}, **place)).get("path")
@@ -115,7 +127,15 @@ def _import_workload(config: Config) -> Workload:
         needs_path = path is not None and path.default is path.empty and "path" not in bound
         if config.data.path is None and needs_path:
             raise ConfigError(f"{call.name} takes a path, and none is given; name it with --data-path", key="data.path")
+    with _say_where(config, "optim.optimizer", problems):
+        _plan_optimizer(config)
     _check_schedule(config, problems)
+
+
+def _import_workload(config: Config) -> Workload:
+    place = _place(config, "task", "task")
+    problems: list[ConfigError] = []
+    _check_imported(config, problems)
     raise_problems(problems)
     with _say_where(config, "task"):
         given = {"lr": config.optim.lr} | ({} if config.data.path is None else {"path": config.data.path})

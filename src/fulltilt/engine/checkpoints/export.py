@@ -11,7 +11,7 @@ import torch
 from fulltilt._version import __version__
 from fulltilt.engine.checkpoints.checkpoint import load_checkpoint
 from fulltilt.errors import RunFolderError, UsageError
-from fulltilt.records.run_folder import refuse_other_content, write_atomic
+from fulltilt.records.run_folder import find_other_content, write_atomic
 
 Weights = Literal["model", "ema"]
 
@@ -55,7 +55,8 @@ def export_weights(folder: str | Path, out: str | Path, *, weights: Weights | No
     loaded = load_checkpoint(folder)
     if loaded is None:
         raise RunFolderError(f"{folder} holds no checkpoint; train with run.checkpoint_every, or name another folder")
-    refuse_other_content(Path(out), b"{", at=8)  # behind its length a header begins
+    if obstacle := find_other_content(Path(out), b"{", at=8):  # behind its length a header begins
+        raise UsageError(f"{out} {obstacle}")
     if weights == "ema" and not loaded.state["average"]:
         raise UsageError(f"{loaded.path} holds no moving average of the weights (optim.ema); give --weights model")
     chosen = weights or find_evaluated(loaded.state)

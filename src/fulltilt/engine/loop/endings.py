@@ -26,6 +26,8 @@ from fulltilt.records import Evaluated, RunEnded
 _NOT_DETERMINISTIC = re.compile(r"(?P<operator>\S+) does not have a deterministic implementation")
 TRACEBACK = "traceback.log"
 _NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
+_TWO_WIDTHS = re.compile(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<given>\d+) and (?P<taken>\d+)x\d+\)")
+_NO_TARGETS = re.compile(r"argument 'target' .*must be Tensor, not (?P<kind>\w+)")
 _TWO_TYPES = re.compile(r"have the same dtype, but got|type \(.+\) should be the same|Found dtype \w+ but expected")
 
 
@@ -70,8 +72,8 @@ def tell_failure(s: Session) -> Iterator[None]:
         is_users = isinstance(explained, DataError) and not isinstance(cause, FulltiltError)
         if is_users and explain_loader_error(cause):
             explained = DataError(f"{explained}{keep_traceback(cause, s.folder / TRACEBACK)}")
-        elif find_place(explained):
-            explained.add_note(keep_traceback(explained, s.folder / TRACEBACK))
+        elif is_users or find_place(explained):
+            explained.add_note(keep_traceback(cause if is_users else explained, s.folder / TRACEBACK))
         if s.run.doing == "evaluation":
             explained.add_note(IN_EVALUATION)
         _announce_end(s, f"failed: {type(explained).__name__}: {explained}", getattr(explained, "step", None))
@@ -139,10 +141,17 @@ def explain_error(error: Exception, device: str = "this device") -> FulltiltErro
         )
     if explained := explain_loader_error(error):
         return explained
-    said = read_first_line(error)
+    said, place = read_first_line(error), find_place(error) or "in torch"
+    if isinstance(error, RuntimeError) and (found := _TWO_WIDTHS.search(said)):
+        return DataError(
+            f"{found['given']} features meet weights for {found['taken']} ({place}); give the model the width of the "
+            "data, and layers that fit each other"
+        )
+    if isinstance(error, TypeError) and (found := _NO_TARGETS.search(said)):
+        return DataError(f"the targets of a batch are a {found['kind']} ({place}); give numbers, such as class indices")
     if isinstance(error, RuntimeError) and _TWO_TYPES.search(said) and said.count("cuda") != 1:  # else two devices
         return DataError(
-            f"the data and the model's parameters differ in type: {said} ({find_place(error) or 'in torch'}); have the "
+            f"the data and the model's parameters differ in type: {said} ({place}); have the "
             "data set, or the workload's prepare, give the parameters' type, most often float32"
         )
     return None
