@@ -19,8 +19,12 @@ def fast_collate(samples: Sequence[Any]) -> Any:
     """Collate samples; tuples of tensors and whole numbers take a quicker way than torch's.
 
     Raises:
-        DataError: Tensors of one field differ in shape.
+        DataError: Samples differ in type, or tensors of one field in shape.
     """
+    kinds = set(map(type, samples))
+    if len(kinds) > 1 and not kinds.isdisjoint({tuple, type(None)}):
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(f"the samples of a batch are of several types: {found}; have the data set give one")
     first = samples[0]
     if isinstance(first, torch.Tensor):
         return _collate_column(samples)

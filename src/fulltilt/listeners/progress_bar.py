@@ -32,6 +32,7 @@ class ProgressBar:
         self._bar: Progress | None = None
         self._started: RunStarted | None = None
         self._n_total: int | None = None
+        self._saved_step: int | None = None
         self._seconds = 0.0  # of training in this process
         self._epoch_line: str | None = None
         self._clock = clock
@@ -58,8 +59,10 @@ class ProgressBar:
             self._print(said)
         elif isinstance(event, RunEnded):
             self._end(event)
-        elif isinstance(event, CheckpointSaved) and self._bar is not None:
-            self._bar.refresh()
+        elif isinstance(event, CheckpointSaved):
+            self._saved_step = event.step
+            if self._bar is not None:
+                self._bar.refresh()
 
     def _stop_bar(self) -> None:
         if self._bar is not None:
@@ -116,7 +119,9 @@ class ProgressBar:
         here = f", {event.step - first:,} of them since the checkpoint it went on from" if first else ""
         steps = f"{event.step:,} step{'s' if event.step != 1 else ''}"
         how = event.reason.partition(": ")[0]
-        self._print(f"{how} after {steps}{here}, {format_seconds(event.seconds)}")
+        kept = how == "failed" and self._saved_step is not None
+        saved = f"; the checkpoint of step {self._saved_step:,} is kept" if kept else ""
+        self._print(f"{how} after {steps}{here}, {format_seconds(event.seconds)}{saved}")
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

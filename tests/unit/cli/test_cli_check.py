@@ -136,6 +136,19 @@ class Worded(Points):
 def make_worded():
     return make_workload(dataset=Worded)
 
+def make_shapeless():
+    return make_workload(loss=nn.MSELoss())
+
+def make_column():
+    return make_workload(prepare=lambda batch, generator: (batch[0], batch[1][:, None]))
+
+class Holed(Points):
+    def __getitem__(self, index):
+        return super().__getitem__(index) if index % 2 else None
+
+def make_holed():
+    return make_workload(dataset=Holed)
+
 def make_vast():
     return make_workload(dataset=Vast)
 
@@ -256,6 +269,9 @@ task=own_parts:make_rateless # the optimizer of workload has learning rate nan; 
 task=own_parts:make_meta # lies on the device meta, without values; build it on the CPU
 task=own_parts:make_objects # explain of workload returned list; it must return a list of texts
 task=own_parts:make_worded # the targets of a batch are a tuple (in CrossEntropyLoss()); give numbers, such as
+task=own_parts:make_shapeless # the outputs and the targets of a batch do not fit each other: Using a target size
+task=own_parts:make_column # do not fit each other: 0D or 1D target tensor expected
+task=own_parts:make_holed # the samples of a batch are of several types: NoneType, tuple; have the data set
 data.dataset=own_parts:Points model=own_parts:build_wide # 5 features meet weights for 7 (in Linear(in_features=7
 task=own_parts:make_unary # Workload prepare is called with (batch, generator), and that fails (too many
 task=own_parts:make_two_lines # Workload name is 'one\\ntwo' (str); give a short text

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from fulltilt.engine.ranks.process import IS_WAITING, find_link
-from fulltilt.errors import ConfigError
+from fulltilt.errors import IN_EVALUATION, ConfigError
 from fulltilt.records import CheckpointStarted, Noted, RunEnded, RunStarted, StepsDone
 
 STARTED = {"name": "body", "out_dir": "", "device": "cpu", "plan": {}, "n_parameters": 1, "n_samples": 8}
@@ -79,6 +79,12 @@ def raise_any():
     raise ValueError("a shape does not fit")
 
 
+def raise_evaluating():
+    error = ValueError("a shape does not fit")
+    error.add_note(IN_EVALUATION)
+    raise error
+
+
 def raise_memory():
     raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
@@ -88,7 +94,7 @@ def hang():
         time.sleep(1)
 
 
-HOWS = {f.__name__: f for f in (kill_self, exit_early, raise_own, raise_any, raise_memory, hang)}
+HOWS = {f.__name__: f for f in (kill_self, exit_early, raise_own, raise_any, raise_evaluating, raise_memory, hang)}
 
 
 def break_off(cause_first_s, notes):

@@ -65,13 +65,15 @@ def test_a_metric_that_is_the_mean_of_the_batch_is_a_problem(run):
 
 def test_every_note_of_the_build_is_an_item_of_its_own(monkeypatch, tmp_path):
     given = {"model": lambda: nn.Linear(4, 2), "dataset": build_data, "loss": nn.CrossEntropyLoss()}
-    workload = Workload(**given, explain=lambda batch_size, accumulate: ["a first note", "a second note"])
+    given["explain"] = lambda batch_size, accumulate: ["a first note", "a second note"]
+    workload = Workload(**given, optimizer=lambda parameters: torch.optim.SGD([*parameters][:1], lr=0.1))
     monkeypatch.setattr(assemble, "build_workload", lambda config: workload)
     config = config_from_values({"data": {"batch_size": 8}}, base_dir=str(tmp_path))
     items = run_checks(config, device="cpu", out_dir=tmp_path)
     built = [(item.verdict, item.text) for item in items if item.name == "build"]
     assert built[0][0] == "ok"
-    assert built[1:] == [("note", "a first note"), ("note", "a second note")]
+    left_out = "the optimizer holds 8 of 10 parameters with gradients; the rest stays as it is"
+    assert built[1:] == [("note", "a first note"), ("note", "a second note"), ("note", left_out)]
 
 
 N_WORKERS = (os.cpu_count() or 1) + 1

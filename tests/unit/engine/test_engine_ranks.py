@@ -85,6 +85,7 @@ def test_listeners_stay_in_the_parent_and_have_stored_what_a_checkpoint_counts_o
         ("kill_self", RankFailedError, ["rank 1 (cpu, process ", "was killed by SIGKILL", "no memory left"]),
         ("exit_early", RankFailedError, ["exit code 7 before its work was done", "last words: about to leave"]),
         ("raise_any", RankFailedError, ["rank 1 (", "ValueError: a shape does not fit", "rank_bodies.py:"]),
+        ("raise_evaluating", RankFailedError, ["rank 1 (", "(in the evaluation, ", "rank_bodies.py:"]),
         ("raise_memory", DeviceMemoryError, ["rank 1 (", "Tried to allocate 2.00 GiB"]),
         ("raise_own", ConfigError, ["optim.lr: lr is -1; give a positive one"]),
     ],

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fulltilt.listeners import ProgressBar
 from fulltilt.listeners.progress_bar import format_seconds
-from fulltilt.records import Noted, RunEnded
+from fulltilt.records import CheckpointSaved, Noted, RunEnded
 
 
 class Terminal(io.StringIO):
@@ -37,6 +37,7 @@ def test_without_a_terminal_there_is_one_line_an_epoch_and_no_control_code():
 
 SINCE = "of them since the checkpoint it went on from"
 INTERRUPTED = RunEnded(reason="interrupted", step=20, seconds=4.2, metrics={})
+SAVED = CheckpointSaved(epoch=1, step=5, path="checkpoint.pt", seconds=0.1)
 FAILED = RunEnded(reason="failed: StorageError: no space; 3 are kept", step=7, seconds=2.0, metrics={})
 
 
@@ -48,6 +49,7 @@ FAILED = RunEnded(reason="failed: StorageError: no space; 3 are kept", step=7, s
         ([started(), steps_done(5), EVALUATED], "val accuracy 0.9125"),
         ([started(), Noted(message="fp16 [needs] a GPU", level="warning")], "warning: fp16 [needs] a GPU"),
         ([started(), FAILED], "failed after 7 steps, 2.0 s"),
+        ([started(), SAVED, FAILED], "failed after 7 steps, 2.0 s; the checkpoint of step 5 is kept"),
         ([started(), dataclasses.replace(FAILED, step=1)], "failed after 1 step, 2.0 s"),
         ([started(report=("CPU: 2 cores", "batch: 8 × accumulate 4"))], "  batch: 8 × accumulate 4"),
     ],

@@ -147,10 +147,17 @@ def check_gpu(device: str, nvml: Nvml) -> list[CheckItem]:
 
 def _check_build(run: Run) -> list[CheckItem]:
     n_parameters = sum(p.numel() for p in run.setup.model.parameters())
+    n_trainable = sum(p.numel() for p in run.setup.model.parameters() if p.requires_grad)
+    n_held = sum(p.numel() for group in run.setup.optimizer.param_groups for p in group["params"] if p.requires_grad)
     size = f"{run.n_samples} samples" if run.n_samples is not None else "a stream of samples"
     steps = f", {run.steps_per_epoch} steps an epoch" if run.steps_per_epoch else ""
     text = f"{run.workload.name}: {n_parameters:,} parameters, {size}{steps}"
-    return [CheckItem("build", "ok", text), *(CheckItem("build", "note", note) for note in run.notes)]
+    notes = [*run.notes]
+    if n_held < n_trainable:
+        notes.append(
+            f"the optimizer holds {n_held:,} of {n_trainable:,} parameters with gradients; the rest stays as it is"
+        )
+    return [CheckItem("build", "ok", text), *(CheckItem("build", "note", note) for note in notes)]
 
 
 def _check_ranks(run: Run, n_ranks: int) -> list[CheckItem]:

@@ -28,6 +28,7 @@ TRACEBACK = "traceback.log"
 _NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
 _TWO_WIDTHS = re.compile(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<given>\d+) and (?P<taken>\d+)x\d+\)")
 _NO_TARGETS = re.compile(r"argument 'target' .*must be Tensor, not (?P<kind>\w+)")
+_TWO_SHAPES = re.compile(r"[Tt]arget size|size of tensor b|match target batch_size|1D target tensor expected")
 _TWO_TYPES = re.compile(r"have the same dtype, but got|type \(.+\) should be the same|Found dtype \w+ but expected")
 
 
@@ -146,6 +147,11 @@ def explain_error(error: Exception, device: str = "this device") -> FulltiltErro
         return DataError(
             f"{found['given']} features meet weights for {found['taken']} ({place}); give the model the width of the "
             "data, and layers that fit each other"
+        )
+    if isinstance(error, RuntimeError | ValueError | UserWarning) and "Loss(" in place and _TWO_SHAPES.search(said):
+        return DataError(
+            f"the outputs and the targets of a batch do not fit each other: {said} ({place}); give targets of the "
+            "shape that this loss takes, or another loss"
         )
     if isinstance(error, TypeError) and (found := _NO_TARGETS.search(said)):
         return DataError(f"the targets of a batch are a {found['kind']} ({place}); give numbers, such as class indices")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from fulltilt.errors import FulltiltError, find_place
+from fulltilt.errors import IN_EVALUATION, FulltiltError, find_place
 from fulltilt.records import Event, StepsDone
 
 PHASES = ("start", "data_wait", "h2d", "forward", "backward", "optimizer", "evaluation")
@@ -159,11 +159,12 @@ def main() -> None:
 def describe_failure(error: BaseException) -> Failure:
     """Describe an exception for the parent."""
     frames = traceback.extract_tb(error.__traceback__)
+    phase = f"{IN_EVALUATION}, " if IN_EVALUATION in getattr(error, "__notes__", ()) else ""
     last = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
     return Failure(
         type_name=type(error).__name__,
         message=str(error),
-        where=find_place(error) or last,
+        where=phase + (find_place(error) or last),
         trace="".join(traceback.format_exception(error)),
         error=error if isinstance(error, FulltiltError) and _can_travel(error) else None,
     )

@@ -114,9 +114,7 @@ class CachedStep(TrainStep):
         outputs = _join(cached, "outputs")
         targets = _join([micro.targets for micro in micros], "targets")
         with self._autocast:
-            loss = self._loss(outputs, targets)
-            if not self._has_looked:
-                self._look_at_loss(loss, micros[0].inputs)
+            loss = self._compute_loss(outputs, targets, micros[0].inputs)
         if self._observe is not None:
             with torch.no_grad():
                 self._observe(outputs, targets)

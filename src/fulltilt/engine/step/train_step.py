@@ -5,6 +5,7 @@ an fp16 scaler with an optimizer that is not fused reads ``found_inf`` on the ho
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -158,9 +159,7 @@ class TrainStep:
         inputs, targets = self._prepare_batch(batch)
         with self._autocast:
             outputs = self._run_model(inputs)
-            loss = self._loss(outputs, targets)
-            if not self._has_looked:
-                self._look_at_loss(loss, inputs)
+            loss = self._compute_loss(outputs, targets, inputs)
         if self._observe is not None and is_counted:
             with self._no_grad:
                 self._observe(outputs, targets)
@@ -231,6 +230,15 @@ class TrainStep:
         first = find_tensor(batch)
         if self._on_gpu and first is not None and first.device.type == "cpu":  # else it was copied ahead
             self._state["pinned"] = first.is_pinned()
+
+    def _compute_loss(self, outputs: Any, targets: Any, inputs: Any) -> Tensor:
+        if self._has_looked:
+            return self._loss(outputs, targets)
+        with warnings.catch_warnings():  # of targets that are broadcast: the loss would mean something else
+            warnings.filterwarnings("error", message="Using a target size")
+            loss = self._loss(outputs, targets)
+        self._look_at_loss(loss, inputs)
+        return loss
 
     def _look_at_loss(self, loss: Any, inputs: Any) -> None:
         self._has_looked = True
