@@ -80,14 +80,15 @@ def measure_accuracy(model: InferenceModel, artefact: Artefact) -> Accuracy:
             break
     sqnr_db, largest = compare_outputs(reference, here)
     found = Accuracy(sqnr_db=sqnr_db, max_abs_error=largest, n_samples=len(set(chosen)))
-    if not model.workload.metrics:
-        return found
-    name, metric = next(iter(model.workload.metrics.items()))
-    targets = [tree_map_only(Tensor, lambda tensor: tensor.cpu(), model.targets[i]) for i in chosen]
-    rate = lambda each, target: float(metric(model.rebuild(each), target).float().mean())  # noqa: E731
-    fp32, ours = ([*map(rate, answers, targets)] for answers in (reference, here))
-    changed_pct = compute_changed_labels_pct(reference, here) if "accuracy" in name else None
-    return dataclasses.replace(found, changed_labels_pct=changed_pct, **compute_metric_drop(name, fp32, ours))
+    metrics = model.workload.metrics
+    targets = [tree_map_only(Tensor, lambda tensor: tensor.cpu(), model.targets[i]) for i in chosen if metrics]
+    drops = []
+    for name, metric in metrics.items():
+        rate = lambda each, target, metric=metric: float(metric(model.rebuild(each), target).float().mean())  # noqa: E731
+        drops.append(compute_metric_drop(name, *([*map(rate, answers, targets)] for answers in (reference, here))))
+    worst = max(drops, key=lambda drop: drop["metric_drop_ci95"][1] / (abs(drop["metric_fp32"]) or 1.0), default={})
+    changed_pct = compute_changed_labels_pct(reference, here) if "accuracy" in " ".join(metrics) else None
+    return dataclasses.replace(found, changed_labels_pct=changed_pct, **worst)
 
 
 def measure_effect(artefact: Artefact) -> dict[str, Any]:

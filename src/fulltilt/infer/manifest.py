@@ -59,7 +59,8 @@ class Accuracy:
     Attributes:
         sqnr_db: Power of the outputs over power of the error, 200 at most (where they are equal).
         changed_labels_pct: Samples whose largest output is another; None where outputs are no scores of classes.
-        metric_drop_ci95: Interval of what the metric lost, over pairs of samples.
+        metric: That which may have lost most, of those of the workload.
+        metric_drop_ci95: Interval of what it lost, over pairs of samples.
     """
 
     sqnr_db: float

@@ -1,5 +1,6 @@
 """Every engine answers as eager does, for batches and lengths it was not built with, and builds nothing anew."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from fulltilt.infer.artefact import Artefact, build_artefact, open_artefact
 from fulltilt.infer.building import judge_candidate, measure_accuracy
 from fulltilt.infer.engines import find_engine
 from fulltilt.infer.engines._torch import N_RECORDED, TorchRunner
+from fulltilt.infer.gates.accuracy import judge_accuracy
 from fulltilt.infer.gates.effect import judge_effect
 from fulltilt.infer.manifest import Policy
 from fulltilt.infer.model import build_inference_model
@@ -142,6 +144,16 @@ def test_the_reference_of_a_tf32_candidate_is_answered_in_fp32(model, tmp_path, 
     assert len(seen) > 2
     assert set(seen) == {"highest"}
     torch.set_float32_matmul_precision("highest")
+
+
+def test_of_several_metrics_the_one_that_loses_most_is_held_to_the_limit(model, tmp_path):
+    metrics = {"steady": lambda outputs, targets: torch.ones(len(targets)), **model.workload.metrics}
+    two = replace(model, workload=replace(model.workload, metrics=metrics))
+    manifest = build_artefact(two, inference_plan_of(model.config), tmp_path)
+    runner = TorchRunner(lambda *inputs: tuple(-each for each in two.module(*inputs)), model.device, manifest)
+    found = measure_accuracy(two, Artefact(tmp_path, manifest, runner))
+    assert found.metric == "accuracy"
+    assert [found.metric in said for said in judge_accuracy(found, -math.inf, 1.0)] == [True]
 
 
 @pytest.mark.gpu
