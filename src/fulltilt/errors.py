@@ -35,6 +35,7 @@ _CONTROL_CODES = re.compile(
 _LOG = re.compile(r" \(log: [^()]*\)$")
 IN_EVALUATION = "in the evaluation"
 """A note at an error: it came up as the model was evaluated on the validation set."""
+LONGEST = 1000  # characters of a foreign error that are shown; its log holds all
 _LIBRARIES = ("<frozen ", "<eval_with_key", "site-packages", "dist-packages")
 _LIBRARIES += tuple(str(Path(file).parent) for file in (os.__file__, __file__))
 
@@ -208,7 +209,7 @@ def find_place(error: BaseException) -> str | None:
     frames = list(walked)[::-1]
     for frame, line in frames:
         file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if not is_library(file):
+        if not is_library(file) and (file, name) != ("<string>", "__init__"):  # that of a dataclass
             with contextlib.suppress(OSError):  # the current folder is gone
                 file = file.removeprefix(f"{Path.cwd()}{os.sep}")
             return f"{file}:{line} {'as it was imported' if name == '<module>' else f'in {name}'}"
@@ -221,7 +222,9 @@ def describe_error(error: BaseException) -> str:
     """Describe an error: ours by its message, others by the user's line, their class and their message."""
     said: tuple[str | None, ...] = (str(error),)
     if not isinstance(error, FulltiltError):
-        said = (find_place(error), type(error).__name__, str(error).strip() or "no message")
+        text = str(error).strip() or "no message"
+        text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+        said = (find_place(error), type(error).__name__, text)
     where = IN_EVALUATION if IN_EVALUATION in getattr(error, "__notes__", ()) else None
     return strip_control_codes(": ".join(part for part in (where, *said) if part))
 
@@ -235,7 +238,9 @@ def keep_traceback(error: BaseException, path: Path | None = None) -> str:
             handle, name = tempfile.mkstemp(prefix="fulltilt-", suffix="-traceback.log")
             os.close(handle)
             path = Path(name)
-        path.write_text("".join(traceback.format_exception(error)), encoding="utf-8", errors="replace")
+        path.write_text(
+            strip_control_codes("".join(traceback.format_exception(error))), encoding="utf-8", errors="replace"
+        )
     except OSError:
         return ""
     return f" (log: {name_file(path)})"

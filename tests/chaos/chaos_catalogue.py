@@ -123,7 +123,7 @@ def list_faults(folder: Path) -> list[Fault]:
         fault("ok: prints out of memory", "print_and_finish", words=HARMLESS),
         fault("ok: prints, disk is full", "print_buffered_and_finish", words="step 1", has_full_log=True),
         fault("ok: garbage before", "write_garbage", lines=GARBAGE),
-        fault("ok: flood before", "flood", n_mib=24, n=RARE),
+        fault("ok: flood before", "flood", n_mib=80, n=RARE),
         fault("ok: leaves a family", "start_family, finish", n=FEW),
         fault("ok: leaves names", "leave_names, finish", n=FEW),
         fault("ok: leaves tracked memory", "leave_tracked_memory, finish", n=FEW),

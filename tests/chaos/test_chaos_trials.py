@@ -30,7 +30,7 @@ N_TRIALS = int(os.environ.get("FULLTILT_CHAOS_TRIALS", "1000"))
 SEED = int(os.environ.get("FULLTILT_CHAOS_SEED") or secrets.randbelow(10**6))
 WARM_TRIALS = 200  # the first ones fill caches
 MEMORY_PER_TRIAL_KIB = 32.0  # a row of the journal has some kilobytes
-PEAK_MIB = 48.0  # above the resident set at the start: four times the longest line that is kept
+PEAK_MIB = 96.0  # above the resident set at the start: one and a half times the longest line that is kept
 Tallies = dict[str, list[tuple[float, bool]]]  # fault → seconds and whether the status was wrong, of each trial
 
 

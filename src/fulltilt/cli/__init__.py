@@ -173,7 +173,9 @@ def run_command(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return EXIT_BROKEN_PIPE
-    except Exception as error:  # process boundary: the trace is a file
+    except SystemExit:
+        raise
+    except BaseException as error:  # process boundary, to whatever the user's code raises: the trace is a file
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             remedy = "make room and run it again"
             _end(args, f"{error.strerror}; {remedy}", 1, remedy=remedy)

@@ -15,7 +15,7 @@ from pydantic.errors import PydanticUserError
 
 from fulltilt.config.calls import ComponentCall, format_value, parse_call
 from fulltilt.config.hints import admits, describe_type
-from fulltilt.errors import ConfigError, find_place, format_nearest
+from fulltilt.errors import ConfigError, UsageError, find_place, format_nearest
 
 
 def build_component(
@@ -122,6 +122,9 @@ def import_object(path: str, *, base_dir: str | None = None, where: str | None =
         raise ConfigError(f"importing {module_name} failed: {error}; install what it imports", key=where) from error
     except (ImportError, SyntaxError) as error:
         raise ConfigError(f"importing {module_name} failed: {error}", key=where) from error
+    except UsageError as error:  # of a Workload that the module makes as it is imported
+        place = find_place(RuntimeError().with_traceback(error.__traceback__))
+        raise ConfigError(f"importing {module_name} failed: {place}: {error}", key=where) from error
     except TypeError as error:
         if "Workload.__init__()" not in str(error):
             raise

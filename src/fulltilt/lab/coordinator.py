@@ -156,8 +156,14 @@ class Coordinator:
                 executor.cancel(each, is_urgent=True)
 
     def _wake(self, waiting: Sequence[Experiment]) -> None:
-        now_s = self._clock()
-        self._awake_s = {each.newest: self._awake_s.get(each.newest, now_s + (each.delay_s or 0.0)) for each in waiting}
+        now_s, here_s = self._clock(), time.time()
+
+        def compute_due_s(experiment: Experiment) -> float:
+            """What it waited under an earlier server counts, so that many restarts do not keep it waiting for ever."""
+            waited_s = max(0.0, here_s - (experiment.ended_s or here_s))
+            return now_s + max(0.0, (experiment.delay_s or 0.0) - waited_s)
+
+        self._awake_s = {each.newest: self._awake_s.get(each.newest) or compute_due_s(each) for each in waiting}
         for experiment in waiting:
             if self._awake_s[experiment.newest] <= now_s:
                 with contextlib.suppress(StaleAttemptError):

@@ -136,6 +136,19 @@ class Worded(Points):
 def make_worded():
     return make_workload(dataset=Worded)
 
+class Negative(Points):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], -1
+
+def make_negative():
+    return make_workload(dataset=Negative)
+
+def raise_long():
+    raise RuntimeError("long " * 5000 + chr(27) + "[31m")
+
+def make_long():
+    return make_workload(model=raise_long)
+
 def make_shapeless():
     return make_workload(loss=nn.MSELoss())
 
@@ -269,6 +282,8 @@ task=own_parts:make_rateless # the optimizer of workload has learning rate nan; 
 task=own_parts:make_meta # lies on the device meta, without values; build it on the CPU
 task=own_parts:make_objects # explain of workload returned list; it must return a list of texts
 task=own_parts:make_worded # the targets of a batch are a tuple (in CrossEntropyLoss()); give numbers, such as
+task=own_parts:make_negative # a target is -1, and classes are counted from 0; mend the targets, or leave such ones
+task=own_parts:make_long # RuntimeError: long long
 task=own_parts:make_shapeless # the outputs and the targets of a batch do not fit each other: Using a target size
 task=own_parts:make_column # do not fit each other: 0D or 1D target tensor expected
 task=own_parts:make_holed # the samples of a batch are of several types: NoneType, tuple; have the data set
@@ -323,6 +338,7 @@ def test_what_train_refuses_before_its_first_step_check_refuses_with_the_same_wo
     assert code in (2, 3)
     assert trained["error"] in list_problems(checked)
     assert said in trained["error"]
+    assert len(trained["error"]) < 1200
 
 
 def test_quietly_it_says_what_is_wrong_all_the_same(folder, capsys):

@@ -137,6 +137,8 @@ def user_code(tmp_path, monkeypatch):
     (folder / "user_code_that_needs_more.py").write_text("import a_module_that_is_not_there\n")
     (folder / "user_code_that_is_broken.py").write_text("def f(:\n")
     (folder / "user_code_that_leaves.py").write_text("raise SystemExit(3)\n")
+    wrong = "workload = Workload(model=1, dataset=2, loss=3)"
+    (folder / "user_code_with_a_wrong_one.py").write_text(f"from fulltilt import Workload\n\n{wrong}\n")
     (folder / "user_code_misspelled.py").write_text("from fulltilt import Workload\n\nworkload = Workload(train=1)\n")
     yield folder
     for name in [n for n in sys.modules if n.startswith("user_code_")]:
@@ -168,6 +170,10 @@ def test_an_object_of_the_users_is_the_component_itself(user_code):
         ("user_code_that_needs_more:build", "No module named 'a_module_that_is_not_there'; install"),
         ("user_code_that_is_broken:f", "importing user_code_that_is_broken failed"),
         ("user_code_that_leaves:f", "importing user_code_that_leaves called sys.exit(3); put that under if __name"),
+        (
+            "user_code_with_a_wrong_one:f",
+            "user_code_with_a_wrong_one.py:3 as it was imported: Workload model is 1 (int)",
+        ),
         ("user_code_misspelled:workload", "argument 'train'; a Workload takes model, dataset, loss, optimizer, valid"),
     ],
 )

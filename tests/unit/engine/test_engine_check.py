@@ -29,6 +29,14 @@ def build_data():
     return TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
 
 
+def build_odd_data():
+    return TensorDataset(torch.randn(65, 4), torch.randint(2, (65,)))
+
+
+def build_norm():
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
 def build_wide_data():
     return TensorDataset(torch.randn(64, 5), torch.randint(2, (64,)))
 
@@ -91,6 +99,15 @@ N_WORKERS = (os.cpu_count() or 1) + 1
         ),
         ({"validation": lambda: TensorDataset(torch.zeros(0, 4))}, "build", "problem", "the validation set of"),
         ({"validation": build_wide_data}, "validation", "problem", "features meet weights for"),
+        (
+            {"dataset": build_odd_data, "model": build_norm},
+            *(
+                "last batch",
+                "problem",
+                "1 of 8 samples: BatchNorm cannot train on one value per channel (in BatchNorm1d(",
+            ),
+        ),
+        ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "loss", "note", "the sum over a batch, so speed.accumulate"),
         ({"loss": fail(SystemExit(0))}, "one step", "problem", "called sys.exit(0)"),
         ({}, "validation", "note", "there is no validation set"),
         ({"values": {"run": {"checkpoint_every": None}}}, "checkpoints", "note", "off"),

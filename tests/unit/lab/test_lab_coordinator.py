@@ -130,6 +130,21 @@ def test_what_is_gone_waits_and_starts_again_elsewhere(bench):
     assert bench.engine.started[1][1:] == (2, {"a": "b", "b": "a"}[first])
 
 
+def test_a_wait_goes_on_under_the_next_server_where_it_stood_and_no_wall_clock_makes_it_longer(bench, monkeypatch):
+    bench.add(1)
+    bench.turn()
+    bench.engine.seen["e1"] = "gone"
+    bench.turn()
+    bench.engine.seen.clear()
+    stored_s = bench.lab.store.read_experiments(id="e1")[0].ended_s
+    for later_s, state in ((0.5, "backoff"), (-1e6, "backoff"), (60.0, "leased")):
+        monkeypatch.setattr("fulltilt.lab.coordinator.time.time", lambda later_s=later_s: stored_s + later_s)
+        bench.coordinator = bench.build()
+        bench.turn(0.1)
+        assert bench.state("e1") == state
+    assert len(bench.engine.started) == 2
+
+
 def test_an_engine_that_cannot_be_asked_ends_nothing_until_the_lease_has_run_out(bench):
     bench.add(1)
     bench.turn()

@@ -19,7 +19,7 @@ from fulltilt.engine.build.budget import count_bytes, estimate_host_budget
 from fulltilt.engine.build.facts import count_dataset
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.loop.bad_batch import describe_loss, save_bad_batch
-from fulltilt.engine.loop.endings import tell_failure
+from fulltilt.engine.loop.endings import explain_error, tell_failure
 from fulltilt.engine.loop.evaluate import add_derived, evaluate
 from fulltilt.engine.loop.limits import read_limits
 from fulltilt.engine.loop.opening import Job, open_session
@@ -28,6 +28,7 @@ from fulltilt.engine.loop.sizes import find_obstacle, plan_evaluation_sizes, pla
 from fulltilt.engine.ranks.division import describe_split, find_obstacles
 from fulltilt.engine.ranks.world import ALONE
 from fulltilt.engine.step.cached_step import build_step
+from fulltilt.engine.step.train_step import TrainStep
 from fulltilt.errors import ConfigError, DeviceMemoryError, FakeRunError, FulltiltError, find_log, strip_control_codes
 from fulltilt.hardware import (
     Nvml,
@@ -94,6 +95,8 @@ def run_checks(
         items += forecast
         fits = not any(item.verdict == "problem" for item in forecast)
         items += _check_one_step(session, n_ranks, memory_limit_bytes) if fits else []
+        if n_ranks == 1 and all(item.verdict != "problem" for item in items):
+            items += _check_other_sizes(run)
         items.append(_check_validation(session, evaluates=fits))
         items += [_check_workers(run, n_ranks), check_host_memory(run, n_ranks)]
         items += [*_check_data_path(config), _check_checkpoints(config), _check_disk(run, config, out_dir)]
@@ -205,6 +208,36 @@ def _check_one_step(session: Session, n_ranks: int, memory_limit_bytes: int | No
     if memory_limit_bytes is not None and not is_gpu:
         used_gib = meter.own_peak_gib or used_gib  # the limit is of one process: data workers have their own
     return [step, _check_memory(run, used_gib, held_gib, n_ranks, memory_limit_bytes)]
+
+
+def _check_other_sizes(run: Run) -> list[CheckItem]:
+    """Try the size of an epoch's last batch; and note a loss that sums, which other sizes of a batch change."""
+    seen: list[Any] = []
+    batch = next(run.start_epoch(0))
+    n_samples = count_samples(batch)
+    n_last = 0 if run.n_samples is None or run.loader.drop_last else run.n_samples % run.batch_size
+    try:
+        with torch.no_grad():
+            step = TrainStep(run, observe=lambda *pair: seen.append(pair), forward=run.setup.model)
+            if n_last:
+                step.compute_loss(slice_samples(batch, n_samples, slice(n_last)))
+    except Exception as error:  # boundary to the user's own model
+        said = describe_error(explain_error(error) or error)
+        said += "" if "drop_last" in said else "; data.drop_last=true leaves that batch out"
+        return [
+            CheckItem("last batch", "problem", f"an epoch's last one has {n_last} of {run.batch_size} samples: {said}")
+        ]
+    if n_samples < 2 or run.workload.couples_samples or run.workload.compares_samples:
+        return []
+    with torch.no_grad(), contextlib.suppress(Exception):  # of parts of a batch a loss of the user's may know nothing
+        whole = float(step.compute_loss(batch))
+        halves = [slice(n_samples // 2), slice(n_samples // 2, None)]
+        parts = [slice_samples(seen[-1], n_samples, half) for half in halves]
+        total = sum(float(run.workload.loss(outputs, targets)) for outputs, targets in parts)
+        if math.isclose(whole, total, rel_tol=1e-3) and abs(whole) > 1e-6:
+            said = "the sum over a batch, so speed.accumulate and a shorter last batch change the step; have it return "
+            return [CheckItem("loss", "note", f"{said}the mean, as with reduction='mean'")]
+    return []
 
 
 def _describe_failure(s: Session, run: Run, error: Exception) -> str:
@@ -337,7 +370,7 @@ def _check_validation(session: Session, *, evaluates: bool) -> CheckItem:
             evaluate(run, session.validation, n_batches=1)
     except Exception as error:  # boundary to the user's own data
         return CheckItem("validation", "problem", _describe_failure(session, run, error))
-    return CheckItem("validation", "ok", text)
+    return CheckItem("validation", "ok", f"{text}{'; assess is not tried out' if run.workload.assess else ''}")
 
 
 def _check_workers(run: Run, n_ranks: int) -> CheckItem:

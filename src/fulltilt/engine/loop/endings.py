@@ -28,6 +28,7 @@ TRACEBACK = "traceback.log"
 _NO_SUCH_CLASS = re.compile(r"Target (?P<target>-?\d+) is out of bounds")
 _TWO_WIDTHS = re.compile(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(?P<given>\d+) and (?P<taken>\d+)x\d+\)")
 _NO_TARGETS = re.compile(r"argument 'target' .*must be Tensor, not (?P<kind>\w+)")
+_ONE_VALUE = "Expected more than 1 value per channel when training"
 _TWO_SHAPES = re.compile(r"[Tt]arget size|size of tensor b|match target batch_size|1D target tensor expected")
 _TWO_TYPES = re.compile(r"have the same dtype, but got|type \(.+\) should be the same|Found dtype \w+ but expected")
 
@@ -136,6 +137,11 @@ def explain_error(error: Exception, device: str = "this device") -> FulltiltErro
             "asks for one; set run.deterministic to false, or leave that operator out of the model"
         )
     if isinstance(error, IndexError) and (found := _NO_SUCH_CLASS.match(str(error))):
+        if found["target"].startswith("-"):
+            return DataError(
+                f"a target is {found['target']}, and classes are counted from 0; mend the targets, or leave such ones "
+                f"out of the loss: CrossEntropyLoss(ignore_index={found['target']})"
+            )
         return DataError(
             f"a target is {found['target']}, and the model has fewer outputs; give the model as many as there are "
             "classes, counted from 0, or mend the targets of the data set"
@@ -143,6 +149,9 @@ def explain_error(error: Exception, device: str = "this device") -> FulltiltErro
     if explained := explain_loader_error(error):
         return explained
     said, place = read_first_line(error), find_place(error) or "in torch"
+    if isinstance(error, ValueError) and _ONE_VALUE in said:
+        remedy = "data.drop_last=true, or another data.batch_size, keeps batches larger"
+        return DataError(f"BatchNorm cannot train on one value per channel ({place}); {remedy}")
     if isinstance(error, RuntimeError) and (found := _TWO_WIDTHS.search(said)):
         return DataError(
             f"{found['given']} features meet weights for {found['taken']} ({place}); give the model the width of the "

@@ -103,7 +103,7 @@ class Watch:
         self._start_s = 0.0
         self._exit_code: int | None = None
         self._seen_pids: set[int] = set()
-        self._buffer = b""
+        self._buffer = bytearray()
         self._failure: dict[str, Any] = {}
         self._missed: tuple[str, str] | None = None  # a deadline, and the remedy
         self._memory: str | None = None
@@ -236,9 +236,12 @@ class Watch:
             data = self._link.recv(65536)
         except ConnectionResetError:  # it ended without having read all of its orders
             data = b""
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if len(self._buffer) > ANSWER_LIMIT_BYTES:
-            self._buffer = _TORN
+        self._buffer += data
+        if b"\n" not in data:
+            if len(self._buffer) > ANSWER_LIMIT_BYTES:
+                self._buffer = bytearray(_TORN)
+            return bool(data)
+        *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             try:
                 message = json.loads(line)
