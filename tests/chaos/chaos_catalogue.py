@@ -132,11 +132,16 @@ def list_faults(folder: Path) -> list[Fault]:
 
 
 def build_schedule(faults: Sequence[Fault], n_trials: int, seed: int) -> list[Fault]:
-    """The slow faults as often as they say, the quick ones in turn for the rest; in an order drawn from the seed."""
+    """The slow faults as often as they say, the quick ones in turn for the rest; in an order drawn from the seed.
+
+    The first one is a success: a search whose first plans fail by one error ends.
+    """
     slow = [fault for fault in faults if fault.n != MANY for _ in range(fault.n)]
     quick = [fault for fault in faults if fault.n == MANY]
     if n_trials < len(slow) + len(quick):
         raise ValueError(f"{n_trials} trials are too few for {len(slow)} of the slow faults and one of each other")
     schedule = slow + [quick[i % len(quick)] for i in range(n_trials - len(slow))]
     random.Random(seed).shuffle(schedule)
-    return schedule
+    first = next(fault for fault in schedule if fault.n == MANY and fault.status == "ok")
+    schedule.remove(first)
+    return [first, *schedule]
