@@ -335,6 +335,19 @@ def test_a_result_that_was_written_is_not_followed_by_an_error(capsys, monkeypat
     assert (said.out, said.err) == ("{}\n", "fulltilt levers: the rest failed\n")
 
 
+def test_what_is_no_exception_of_the_usual_kind_is_one_line_too(monkeypatch, capsys):
+    class Odd(BaseException):
+        pass
+
+    def fail(args):
+        raise Odd("of the user's own")
+
+    monkeypatch.setattr("fulltilt.cli.levers.run", fail)
+    assert run_words("levers") == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"fulltilt levers: .*test_cli_main.py:\d+ in fail: Odd: of the user's own \(log: .*\)", said)
+
+
 @pytest.mark.parametrize(
     ("raised", "how", "code"), [(KeyboardInterrupt, "interrupted", 130), (Terminated, "terminated", 143)]
 )
