@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,7 +19,8 @@ from tests.lab_cases import PATIENCE_S, Bench, wait_for
 from fulltilt.config import Config
 from fulltilt.engine import interrupt
 from fulltilt.errors import StorageError, UsageError
-from fulltilt.hardware.proctree import find_marked
+from fulltilt.hardware.proctree import find_marked, kill_processes, read_process
+from fulltilt.lab.executors.local import LocalExecutor
 from fulltilt.lab.operations import act
 from fulltilt.lab.records import Code, Point
 from fulltilt.lab.runner.guard import FENCED
@@ -136,6 +139,39 @@ def test_whoever_is_killed_nothing_is_left_of_the_attempt(bench, who):
         wait_for(lambda pid=pid: not Path(f"/proc/{pid}/exe").exists())
     if who == "training":
         assert (bench.read().outcome, bench.read().reason[:20]) == ("lost", "it was ended by SIGK")
+
+
+HIDES = """
+import subprocess, sys, time
+hidden = subprocess.Popen(["env", "-i", "sleep", "3600"], start_new_session=True)
+print("hidden", hidden.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("how", ["cancelled", "runner killed", "ended by the engine"])
+def test_a_child_that_left_the_session_and_cleared_its_environment_ends_with_its_attempt(bench, how):
+    guard, mark = bench.start(command=(sys.executable, "-S", "-c", HIDES))
+    log = bench.lab.folder / "e1" / "log-1.txt"
+    hidden = int(wait_for(lambda: log.exists() and re.findall(r"hidden (\d+)\n", log.read_text()))[0])
+    (training,) = find_marked(mark)
+    try:
+        assert Path(f"/proc/{hidden}/exe").exists()
+        if how == "cancelled":
+            guard.send_signal(signal.SIGSTOP)  # the runner sees to it by itself before it says that all is over
+            act(bench.lab, "cancel", "e1")
+            wait_for(lambda: bench.read().state == "cancelled")
+        elif how == "runner killed":
+            os.kill(read_process(training).parent_pid, signal.SIGKILL)
+            guard.wait(PATIENCE_S)
+        else:
+            attempt = dataclasses.replace(bench.read(), fence=mark.rpartition("/")[2])
+            LocalExecutor("cpu", logs=bench.root).cancel(attempt, is_urgent=True)
+        assert not Path(f"/proc/{hidden}/exe").exists()
+    finally:
+        kill_processes([hidden])
+        guard.send_signal(signal.SIGCONT)
+        guard.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize("bench", [TTL_S], indirect=True)

@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fulltilt.hardware import Nvml, RealNvml, count_usable_cores, read_visible_devices, resolve_device
-from fulltilt.hardware.proctree import build_death_wish, find_marked, kill_marked, remove_shared_segments
+from fulltilt.hardware.proctree import (
+    build_death_wish,
+    find_marked,
+    kill_descendants,
+    kill_marked,
+    remove_shared_segments,
+)
 from fulltilt.lab.executors import Place, RefusedError, Seen, name_mark
 from fulltilt.lab.records import Attempt, Experiment
 from fulltilt.lab.runner.order import MARK, Order, join_environs
@@ -131,6 +137,8 @@ class LocalExecutor:
     def cancel(self, experiment: Experiment, *, is_urgent: bool) -> None:
         mark = name_mark(experiment)
         if is_urgent:
+            for guard in find_marked(f"{GUARD_MARK}={mark}")[:1]:  # last: below it nothing hides
+                remove_shared_segments(set(kill_descendants(guard)))
             kill_marked(f"{GUARD_MARK}={mark}")
             remove_shared_segments(set(kill_marked(f"{MARK}={mark}")))
             return
