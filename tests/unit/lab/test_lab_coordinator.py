@@ -9,7 +9,7 @@ from tests.lab_cases import Clock
 
 from fulltilt.errors import StorageError
 from fulltilt.lab import operations
-from fulltilt.lab.coordinator import Coordinator
+from fulltilt.lab.coordinator import BUSY_S, Coordinator
 from fulltilt.lab.executors import AwayError, Place, RefusedError
 from fulltilt.lab.lab import Heard
 from fulltilt.lab.records import Artefact, Node, Point
@@ -30,13 +30,13 @@ class Engine:
 
     def __init__(self, **places: int):
         self.places, self.started, self.ended = places, [], []
-        self.seen, self.used, self.away = {}, {}, ()
+        self.seen, self.used, self.busy, self.away = {}, {}, {}, ()
         self.refuses: type[RefusedError] | None = None
 
     def read_places(self):
         names = {node: [f"{node}:{k}" for k in range(n)] for node, n in self.places.items()}
         return [
-            Place(node=node, devices=devices, n_used=self.used.get(node, 0), is_away=node in self.away)
+            Place(node=node, devices=devices, n_used=self.used.get(node, 0), busy=self.busy, is_away=node in self.away)
             for node, devices in names.items()
         ]
 
@@ -165,6 +165,27 @@ def test_devices_that_others_have_taken_are_left_to_them(bench):
     bench.engine.used, bench.engine.seen = {"a": 2}, {"e1": "alive"}
     bench.turn()
     assert len(bench.engine.started) == 3, "one of two is ours"
+
+
+def test_a_device_that_others_compute_on_is_left_alone_and_told_once_where_it_lasts(bench, caplog):
+    bench.engine.busy = {"a:0": "used by process 42"}
+    bench.lab.machines["a"] = Heard(at_s=0.0, busy={"a:1": "it does not answer"})  # as a machine of a cluster says it
+    bench.add(3)
+    for _ in range(3):
+        bench.turn(BUSY_S / 2)
+    assert bench.engine.started == []
+    bench.turn(BUSY_S)
+    left = "is left alone until it is free"
+    assert caplog.messages == [f"a:0 of a {left}: used by process 42", f"a:1 of a {left}: it does not answer"]
+    bench.lab.machines["a"], bench.engine.busy = Heard(at_s=0.0), {}
+    bench.turn()
+    assert len(bench.engine.started) == 2
+    bench.engine.busy = {"a:0": "used by process 43"}  # our own
+    for _ in range(3):
+        bench.turn(BUSY_S)
+    assert len(caplog.messages) == 2
+    assert (bench.state("e1"), bench.state("e3")) == ("leased", "queued")
+    assert {room.node: room.n_devices for room in bench.coordinator.read_rooms()} == {"a": 2}
 
 
 def test_a_machine_that_is_away_takes_nothing_and_counts_for_what_can_ever_run(bench):

@@ -35,6 +35,7 @@ class Join(BaseModel):
 class Readings(BaseModel):
     lines: list[Annotated[str, Field(max_length=300)]] = Field(default=[], max_length=70)
     sample: dict[str, Value | list[dict[str, Value]]] = Field(default={}, max_length=20)  # no deeper: it is shown
+    busy: dict[str, Annotated[str, Field(max_length=300)]] = Field(default={}, max_length=64)
     is_leaving: bool = False
 
 
