@@ -35,10 +35,11 @@ def greet(lab: Lab, attempt: Attempt, *, pid: int) -> dict[str, Any]:
     """Note that the runner is there, and return what it has to do."""
     experiment = require_live(lab, attempt)
     if experiment.state == "leased":
-        try:
+        with contextlib.suppress(StaleAttemptError):  # cancelled just now, as the first renewal says; or begun
             lab.store.advance("start", attempt, pid=pid)
-        except StaleAttemptError:  # it was cancelled just now; the first renewal says so
-            require_live(lab, attempt)
+        experiment = require_live(lab, attempt)
+    if experiment.pid not in (None, pid):
+        raise FencedError(f"process {experiment.pid} runs attempt {attempt.number} of {attempt.experiment}, not {pid}")
     lab.leases.renew(attempt)
     work = lab.store.read_work(attempt.experiment)
     devices = ", ".join(experiment.devices)

@@ -61,11 +61,11 @@ class Bench:
         self.lab, self.engine, self.clock = lab, engine, clock
         self.coordinator = self.build()
 
-    def build(self) -> Coordinator:
+    def build(self, *others: Engine) -> Coordinator:
         def write_order(token, mark, node) -> Order:
             return Order(url="", token=token, mark=mark, node=node, root="")
 
-        return Coordinator(self.lab, [self.engine], write_order, self.clock)
+        return Coordinator(self.lab, [self.engine, *others], write_order, self.clock)
 
     def add(self, n: int, **given) -> None:
         known = len(self.lab.store.read_experiments())
@@ -103,6 +103,16 @@ def test_as_many_start_as_there_are_devices_and_the_next_when_one_ends(bench):
     bench.turn()
     assert bench.engine.started[2:] == [("e3", 1, "a")]
     assert [bench.state(id) for id in ("e1", "e2", "e3")] == ["failed", "leased", "leased"]
+
+
+def test_what_one_engine_has_just_started_counts_for_its_owner_at_the_next(bench):
+    bench.engine.places, other = {"a": 1}, Engine(b=1)
+    other.name = "other"
+    bench.coordinator = bench.build(other)
+    bench.add(2, owner="ada")
+    bench.add(1, owner="bob")
+    bench.turn()
+    assert (bench.engine.started, other.started) == ([("e1", 1, "a")], [("e3", 1, "b")])
 
 
 def test_a_machine_that_is_leaving_gets_nothing_more_and_one_that_is_back_does(bench):
