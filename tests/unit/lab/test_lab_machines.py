@@ -16,7 +16,7 @@ from fulltilt.hardware import NvmlDevice
 from fulltilt.hardware.nvml import NvmlProcess
 from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.executors import AwayError
-from fulltilt.lab.executors.cluster import HEAD, RESOURCE, Head, read_versions
+from fulltilt.lab.executors.cluster import HEAD, RESOURCE, Head
 from fulltilt.lab.executors.local import Slot
 from fulltilt.lab.executors.ray import LOOK_S, PLACES_S, RayExecutor
 from fulltilt.lab.executors.ray_node import RayNode, build_simulated_slots
@@ -26,6 +26,7 @@ from fulltilt.lab.runner.order import RAY_JOB, VARIABLE, Machine, Order, take_or
 from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.serving import open_lab
+from fulltilt.lab.versions import read_versions
 from fulltilt.report.readings import build_entry
 
 BUNDLE = {"address": "10.0.0.1:6379", "secret": "of the cluster"}

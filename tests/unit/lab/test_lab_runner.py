@@ -20,9 +20,10 @@ from fulltilt.config import Config
 from fulltilt.engine import interrupt
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.hardware.proctree import find_marked, kill_processes, read_process
+from fulltilt.lab import versions
 from fulltilt.lab.executors.local import LocalExecutor
 from fulltilt.lab.operations import act
-from fulltilt.lab.records import Code, Point
+from fulltilt.lab.records import Code, Node, Point
 from fulltilt.lab.runner.guard import FENCED
 from fulltilt.lab.runner.shipping import CUT, Shipping, _Stream
 from fulltilt.lab.scheduling.leases import Term
@@ -251,6 +252,18 @@ def test_an_error_says_where_it_was_where_that_is_the_question(bench, error, out
     assert guard.wait(PATIENCE_S) == 0
     assert bench.read().outcome == outcome
     assert bench.read().reason.startswith(said)
+
+
+def test_a_node_with_other_versions_trains_nothing_and_the_experiment_is_tried_elsewhere(bench, monkeypatch):
+    own = versions.read_versions()
+    monkeypatch.setattr(versions, "read_versions", lambda: own | {"torch": "9.9", "ray": "9.9"})
+    bench.lab.store.meet_node(Node(name="n1", boot="first", versions={}, devices=[]))
+    guard, _ = bench.start()
+    assert guard.wait(PATIENCE_S) == FENCED
+    found, (node,) = bench.read(), bench.lab.store.read_nodes()
+    assert (found.state, found.outcome, node.n_bad) == ("backoff", "infra_refused", 1)
+    assert found.reason.startswith(f"torch {own['torch']} on n1 and 9.9 on the server; install the same")
+    assert not (bench.lab.folder / "e1" / "log-1.txt").exists()
 
 
 RESULT = """

@@ -18,10 +18,11 @@ from fulltilt.errors import UsageError
 from fulltilt.hardware import RealNvml
 from fulltilt.hardware.proctree import find_marked, kill_marked, read_process
 from fulltilt.hardware.sampler import Sampler
-from fulltilt.lab.executors.cluster import MARK, RESOURCE, read_end_of_log, read_versions, start_ray
+from fulltilt.lab.executors.cluster import MARK, RESOURCE, read_end_of_log, start_ray
 from fulltilt.lab.executors.local import Slot, build_cpu_slots, find_busy
 from fulltilt.lab.runner.link import read_error, trust
 from fulltilt.lab.runner.order import Machine
+from fulltilt.lab.versions import read_versions
 from fulltilt.records.run_folder import write_secret
 from fulltilt.report.readings import build_entry, list_lines
 
