@@ -24,7 +24,7 @@ from fulltilt.lab.store import StaleAttemptError
 from fulltilt.lab.versions import OF_TRAININGS, explain_difference
 
 STREAMS = ("log.txt", "events.jsonl")
-RENEWALS = 10  # in a term, at least
+RENEWALS = 10  # in a term, about
 LONGEST_WAIT_S = 15.0  # for the answer to a renewal
 
 

@@ -19,6 +19,7 @@ from fulltilt.lab.scheduling.leases import Leases, Term
 from fulltilt.lab.scheduling.retries import MOST_LOST
 from fulltilt.lab.serving import open_lab
 from fulltilt.lab.settling import settle
+from fulltilt.lab.states import LIVE
 
 TTL_S, GRACE_S = 100.0, 10.0
 
@@ -328,6 +329,53 @@ def test_while_the_disk_is_full_nothing_starts_and_what_ends_is_settled(bench, m
     monkeypatch.undo()
     bench.turn()
     assert bench.state("e2") == "leased"
+
+
+class KilledError(BaseException):
+    """The server is gone at this very moment."""
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_server_that_ends_at_either_side_of_any_arrow_loses_nothing_and_takes_one_result(bench, monkeypatch, side):
+    """The first attempt of each is lost, the next one succeeds, with a file; runners ask until they are answered."""
+    store, n_left = bench.lab.store, 0
+
+    def kill_at_arrow(call):
+        def step(*words, **named):
+            nonlocal n_left
+            n_left -= 1
+            if n_left == 0 and side == "before":
+                raise KilledError
+            found = call(*words, **named)
+            if n_left == 0:
+                raise KilledError
+            return found
+
+        return step
+
+    for name in ("advance", "lease_all"):
+        monkeypatch.setattr(store, name, kill_at_arrow(getattr(store, name)))
+    monkeypatch.setattr(bench.lab.depot, "link", lambda digest, target: None)
+    n_kills = 0
+    while n_left <= 0:  # the last one is not killed
+        bench.add(1)
+        id, n_left = f"e{n_kills + 1}", n_kills + 1
+        for _ in range(20):
+            try:
+                (found,) = store.read_experiments(id=id)
+                has_begun = (id, found.attempt, found.node) in bench.engine.started
+                bench.engine.seen[id] = "alive" if has_begun else "gone"
+                bench.turn(10.0)
+                if has_begun and found.state in LIVE:
+                    if found.state == "leased":
+                        store.advance("start", found.newest, pid=1)
+                    store.add_artefacts(found.newest, [Artefact(name="weights.pt", digest="0" * 64, n_bytes=1)])
+                    bench.end(id, "lost" if found.attempt == 1 else "succeeded")
+            except KilledError:
+                bench.coordinator, n_kills = bench.build(), n_kills + 1
+        arrows = [event.arrow for event in store.read_events(experiment=id)]
+        assert (bench.state(id), arrows.count("finish"), arrows.count("commit")) == ("succeeded", 1, 1)
+    assert n_kills == len(["lease", "start", "back_off", "wake", "lease", "start", "finish", "commit"])
 
 
 def test_every_change_of_state_is_told_to_the_log_once_and_so_is_what_an_engine_refuses(bench, caplog):

@@ -24,7 +24,9 @@ from fulltilt.lab import versions
 from fulltilt.lab.executors.local import LocalExecutor
 from fulltilt.lab.operations import act
 from fulltilt.lab.records import Code, Node, Point
-from fulltilt.lab.runner.guard import FENCED
+from fulltilt.lab.runner import renewal, shipping
+from fulltilt.lab.runner.guard import FENCED, Deadline
+from fulltilt.lab.runner.link import FencedError
 from fulltilt.lab.runner.shipping import CUT, Shipping, _Stream
 from fulltilt.lab.scheduling.leases import Term
 from fulltilt.lab.serving import Tls, open_lab, serve
@@ -202,6 +204,32 @@ def test_a_server_that_is_gone_is_no_failure_until_the_lease_runs_out(bench, mon
     guard.wait(PATIENCE_S)
 
 
+class Line:
+    """A server that wants nothing, and after some renewals nothing more to do with the attempt."""
+
+    waited_s: tuple[float, ...] = ()
+
+    def __init__(self, order):
+        pass
+
+    def greet(self, *, pid: int) -> dict:
+        return {"wait_s": 0.01, "end_after_s": 1.0, "grace_s": 1.0}
+
+    def renew(self, *, wait_s: float) -> None:
+        if len(Line.waited_s) == 10:
+            raise FencedError
+        Line.waited_s += (wait_s,)
+
+
+def test_renewals_that_began_together_do_not_stay_together(monkeypatch):
+    monkeypatch.setattr(renewal, "Link", Line)
+    renewing = renewal.Renewal(Line(None), None, Deadline(0.0))
+    renewing.begin()
+    wait_for(lambda: renewing.is_fenced)
+    assert len(set(Line.waited_s)) == 10
+    assert all(0.008 <= wait_s <= 0.012 for wait_s in Line.waited_s)
+
+
 def refuse(attempt) -> None:
     raise StorageError("no space left")
 
@@ -353,6 +381,32 @@ def test_a_log_is_cut_where_it_is_too_long_and_says_so(tmp_path):
         sent += piece
         stream.n_sent = len(sent)
     assert sent == b"\xff" * 20 + CUT
+
+
+class OpenPipe:
+    """A server that takes all."""
+
+    def __init__(self):
+        self.taken = b""
+
+    def append(self, name: str, offset: int, data: bytes) -> int:
+        self.taken += data
+        return offset + len(data)
+
+
+@pytest.mark.parametrize(("most", "left"), [(8 << 20, 1 << 20), (3 << 20, 0)])
+def test_what_has_arrived_of_a_log_or_never_will_takes_no_room_on_the_node(tmp_path, monkeypatch, most, left):
+    """Apart from its last part, which a server may lose and ask for again."""
+    monkeypatch.setattr(shipping, "KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr(shipping, "MOST_LOG_BYTES", most)
+    log, text, link = tmp_path / "log.txt", os.urandom(4 << 20), OpenPipe()
+    log.write_bytes(text)
+    with log.open("ab", buffering=0) as training:
+        Shipping(link, log=log, out_dir=tmp_path, renewal=None)._ship()
+        assert link.taken == (text if left else text[:most] + CUT)
+        assert 512 * log.stat().st_blocks < left + (1 << 20)
+        training.write(b"more")
+    assert log.read_bytes()[len(text) - left :] == text[len(text) - left :] + b"more"
 
 
 def test_a_certificate_that_is_none_is_told_and_nothing_is_left_running(tmp_path):
