@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from fulltilt.cli._shared import (
     write_json,
 )
 from fulltilt.errors import FulltiltError, UsageError
+from fulltilt.lab.runner.order import MARK
 
 if TYPE_CHECKING:
     from fulltilt.config import Config
@@ -136,5 +138,6 @@ def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path, shown: P
     print_result(console, f"{said} after {result.step:,} step{'s' if result.step != 1 else ''}, {took}.")
     for name, value in result.metrics.items() if args.verbose else ():
         console.print(f"  {name} {value:.6g}")
-    console.print(f"files: {shown}", soft_wrap=True)
+    if MARK not in os.environ:  # the lab takes the files elsewhere
+        console.print(f"files: {shown}", soft_wrap=True)
     return 0

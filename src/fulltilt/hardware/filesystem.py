@@ -1,5 +1,6 @@
 """Read the mount table, the file system that a path lies on, and shared memory. Source: proc_pid_mountinfo(5)."""
 
+import ctypes
 import dataclasses
 import os
 import re
@@ -13,6 +14,9 @@ NETWORK_TYPES = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "orangefs", "panfs", "smb3"}
     | {f"fuse.{name}" for name in ("ceph", "gcsfuse", "glusterfs", "juicefs", "rclone", "s3fs", "sshfs")}
 )
+
+
+_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02  # FALLOC_FL_*, fallocate(2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,3 +92,12 @@ def _read_free_bytes(path: Path) -> int | None:
             return None
         return stat.f_bavail * stat.f_frsize
     return None
+
+
+def free_beginning(path: Path, n_bytes: int) -> None:
+    """Give back the room of a file's first bytes, which read as zeros then, where the file system can; no size changes.
+
+    Who appends to it meanwhile is not disturbed.
+    """
+    with path.open("rb+", buffering=0) as stream:
+        ctypes.CDLL(None).fallocate(stream.fileno(), _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_long(0), ctypes.c_long(n_bytes))

@@ -229,6 +229,19 @@ def kill_marked(mark: str) -> list[int]:
     return _kill_all(lambda: find_marked(mark), grace_s=CLEANER_GRACE_S)
 
 
+def kill_descendants(root: int) -> list[int]:
+    """End every process below ``root``, this one spared, and return those that were seen.
+
+    Below a subreaper nothing hides: who leaves the session, loses its parent or clears its environment is still there.
+    """
+
+    def find() -> list[int]:
+        living = [entry for entry in read_processes() if entry.state != "Z"]
+        return [pid for pid in find_descendants(root, living) if pid != os.getpid()]
+
+    return _kill_all(find, grace_s=CLEANER_GRACE_S)
+
+
 def _kill_all(find: Callable[[], list[int]], *, grace_s: float) -> list[int]:
     """Kill what ``find`` returns until that is nothing or it has been tried for long; cleaners after ``grace_s``."""
     seen: set[int] = set()

@@ -4,11 +4,13 @@ All that a turn decides it reads from the store, so a server that was killed goe
 """
 
 import contextlib
+import dataclasses
 import logging
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from fulltilt.errors import StorageError
 from fulltilt.lab.executors import AwayError, Executor, Place, RefusedError
@@ -28,6 +30,7 @@ REST_S = 0.05  # after every turn, so that many ends in a row do not keep it bus
 LEASED_AT_ONCE = 8  # in one transaction; if the server is killed then, so many at most count as lost
 PAUSE_S = 1.0  # after a turn that failed
 TOLD_AT_ONCE = 1000  # changes of state in a turn
+BUSY_S = 10.0  # a device that others use for so long is told; what our own attempts leave is gone sooner
 LOOKED_AT = 64  # queued experiments of an owner in a turn, beyond those that fit now
 GONE = End(outcome="lost", reason="its process is gone, and nobody saw its end")
 ENDED_WITH_SERVER = End(outcome="preempted", reason="its server was gone")
@@ -53,6 +56,7 @@ class Coordinator:
         self._clock = clock
         self._awake_s: dict[Attempt, float] = {}  # when what waits in backoff has waited enough
         self._asked_s: dict[Attempt, float] = {}  # when what shall end was told to
+        self._busy_s: dict[tuple[str, str], float] = {}  # since when others use a device; once it is told, for ever
         self._unbegun: set[Attempt] = set()  # what waits in an engine's own queue
         self._is_over = threading.Event()
         self.is_draining = False  # starts nothing any more
@@ -172,11 +176,15 @@ class Coordinator:
     def _start(self, in_use: Sequence[Experiment]) -> None:
         """Start what fits beside ``in_use``; devices of what ended in this turn are free in the next."""
         if not self._lab.store.read_heads(1):
+            self._busy_s = {}
             return
         barred = {node.name for node in self._lab.store.read_nodes() if is_barred(node)}
-        leaving = {name for name, heard in self._lab.machines.copy().items() if heard.is_leaving}
-        for executor in self._executors.values():
-            places = {place.node: place for place in executor.read_places() if place.node not in leaving}
+        used: Counter[str] = Counter()
+        for experiment in in_use:
+            used[experiment.owner] += experiment.n_devices
+        found = {name: self._read_takers(executor) for name, executor in self._executors.items()}
+        self._tell_busy((place for places in found.values() for place in places.values()), in_use)
+        for name, places in found.items():
             present = {place.node for place in places.values() if not place.is_away}
             out = barred if not barred.issuperset(present) else set()  # where there is no other, it has to do
             rooms = [
@@ -186,14 +194,30 @@ class Coordinator:
             n_free = sum(len(room.free) for room in rooms if not room.is_barred)
             if not n_free:
                 continue
-            used: Counter[str] = Counter()
-            for experiment in in_use:
-                used[experiment.owner] += experiment.n_devices
             heads = self._lab.store.read_heads(n_free + LOOKED_AT)
             avoid = {each.id: each.last_node for each in heads if each.n_lost and each.last_node}
             starts = plan_starts(heads, rooms, in_use=used, avoid=avoid)
             for first in range(0, len(starts), LEASED_AT_ONCE):
-                self._lease(executor, starts[first : first + LEASED_AT_ONCE], places)
+                self._lease(self._executors[name], starts[first : first + LEASED_AT_ONCE], places)
+            for start in starts:  # an owner's share counts over all engines
+                used[start.experiment.owner] += start.experiment.n_devices
+
+    def _read_takers(self, executor: Executor) -> dict[str, Place]:
+        """Return the machines that are not leaving, with what they say themselves of devices that others use."""
+        heard, places = self._lab.machines.copy(), {place.node: place for place in executor.read_places()}
+        for node in places.keys() & heard.keys():
+            places[node] = dataclasses.replace(places[node], busy={**places[node].busy, **heard[node].busy})
+        return {node: place for node, place in places.items() if node not in heard or not heard[node].is_leaving}
+
+    def _tell_busy(self, places: Iterable[Place], in_use: Sequence[Experiment]) -> None:
+        """Write to the log, once, which devices are left alone since others use them."""
+        taken, now_s = {(each.node, device) for each in in_use for device in each.devices}, self._clock()
+        busy = {(place.node, device): shown for place in places for device, shown in place.busy.items()}
+        self._busy_s = {key: self._busy_s.get(key, now_s) for key in busy.keys() - taken}
+        for key in sorted(key for key, since_s in self._busy_s.items() if now_s - since_s > BUSY_S):
+            told = tell("device_busy", node=key[0], device=key[1])
+            logger.warning("%s of %s is left alone until it is free: %s", key[1], key[0], busy[key], extra=told)
+            self._busy_s[key] = math.inf
 
     def _lease(self, executor: Executor, starts: Sequence[Start], places: Mapping[str, Place]) -> None:
         wanted = []
@@ -226,6 +250,6 @@ def _build_room(
     here = [experiment for experiment in in_use if experiment.node == place.node]
     taken = {device for experiment in here for device in experiment.devices}
     n_begun = sum(len(experiment.devices) for experiment in here if experiment.newest not in unbegun)
-    free = [device for device in place.devices if device not in taken]
+    free = [device for device in place.devices if device not in taken and device not in place.busy]
     n_of_others = max(0, place.n_used - n_begun)  # which ones these are nobody says
     return Room(node=place.node, free=free[n_of_others:], n_devices=len(place.devices), is_barred=is_barred)

@@ -24,12 +24,14 @@ class Heard:
     Attributes:
         at_s: When, by ``time.monotonic``.
         lines: What its sensors read, for people; ``sample`` has it in numbers.
+        busy: Its devices that others use, or that do not answer, with what shows it.
         is_leaving: It takes nothing any more.
     """
 
     at_s: float
     lines: Sequence[str] = ()
     sample: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    busy: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_leaving: bool = False
 
     def read_age_s(self) -> float:

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fulltilt.errors import StorageError, UsageError
@@ -21,9 +21,10 @@ from fulltilt.lab.scheduling.leases import ENDING_PART
 from fulltilt.lab.settling import settle
 from fulltilt.lab.states import LIVE
 from fulltilt.lab.store import StaleAttemptError
+from fulltilt.lab.versions import OF_TRAININGS, explain_difference
 
 STREAMS = ("log.txt", "events.jsonl")
-RENEWALS = 10  # in a term, at least
+RENEWALS = 10  # in a term, about
 LONGEST_WAIT_S = 15.0  # for the answer to a renewal
 
 
@@ -31,14 +32,23 @@ class FencedError(Exception):
     """The attempt is over, or another one has begun."""
 
 
-def greet(lab: Lab, attempt: Attempt, *, pid: int) -> dict[str, Any]:
-    """Note that the runner is there, and return what it has to do."""
+def greet(lab: Lab, attempt: Attempt, *, pid: int, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Note that the runner is there, and return what it has to do.
+
+    Raises:
+        FencedError: another runner has begun, or its node has other versions than the server.
+    """
     experiment = require_live(lab, attempt)
     if experiment.state == "leased":
-        try:
+        with contextlib.suppress(StaleAttemptError):  # cancelled just now, as the first renewal says; or begun
             lab.store.advance("start", attempt, pid=pid)
-        except StaleAttemptError:  # it was cancelled just now; the first renewal says so
-            require_live(lab, attempt)
+        experiment = require_live(lab, attempt)
+    if experiment.pid not in (None, pid):
+        raise FencedError(f"process {experiment.pid} runs attempt {attempt.number} of {attempt.experiment}, not {pid}")
+    if versions and (differing := explain_difference(versions, experiment.node or "", OF_TRAININGS)):
+        remedy = "install the same versions, and start the server again if its own have changed"
+        settle(lab, attempt, End(outcome="infra_refused", reason=f"{differing}; {remedy}"))
+        raise FencedError(differing)
     lab.leases.renew(attempt)
     work = lab.store.read_work(attempt.experiment)
     devices = ", ".join(experiment.devices)

@@ -22,7 +22,6 @@ from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.depot import Depot
 from fulltilt.lab.executors import Executor
-from fulltilt.lab.executors.cluster import read_versions
 from fulltilt.lab.executors.ray import RayExecutor
 from fulltilt.lab.lab import LOCAL, Lab
 from fulltilt.lab.records import Node
@@ -31,6 +30,7 @@ from fulltilt.lab.scheduling.leases import Leases, Term
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.server_log import keep_log, tell
 from fulltilt.lab.store import DATABASE, open_store
+from fulltilt.lab.versions import read_versions
 from fulltilt.records.run_folder import write_atomic, write_secret
 from fulltilt.web.gate import read_or_make_token
 from fulltilt.web.listening import Tls, build_settings, format_url, list_hosts, listen

@@ -66,6 +66,12 @@ def test_operators_of_steps_are_told_and_training_starts_in_the_folder_of_its_pr
     assert said.lower().count("finished") == 1
 
 
+def test_an_attempt_of_the_lab_names_no_folder_in_its_log_that_the_lab_removes(train, monkeypatch, capsys):
+    monkeypatch.setenv("FULLTILT_ATTEMPT", "e1/1/mark")
+    assert train("--epochs", "1", "data.batch_size=256") == 0
+    assert re.fullmatch(r"Finished: .*", capsys.readouterr().out.splitlines()[-1])
+
+
 @pytest.mark.parametrize(
     ("words", "folder"),
     [([], "results/metrics"), (["--out", "a"], "a/metrics"), (["--epochs", "1", "--out=b"], "b/metrics")],

@@ -9,7 +9,7 @@ from tests.lab_cases import Clock
 
 from fulltilt.errors import StorageError
 from fulltilt.lab import operations
-from fulltilt.lab.coordinator import Coordinator
+from fulltilt.lab.coordinator import BUSY_S, Coordinator
 from fulltilt.lab.executors import AwayError, Place, RefusedError
 from fulltilt.lab.lab import Heard
 from fulltilt.lab.records import Artefact, Node, Point
@@ -19,6 +19,7 @@ from fulltilt.lab.scheduling.leases import Leases, Term
 from fulltilt.lab.scheduling.retries import MOST_LOST
 from fulltilt.lab.serving import open_lab
 from fulltilt.lab.settling import settle
+from fulltilt.lab.states import LIVE
 
 TTL_S, GRACE_S = 100.0, 10.0
 
@@ -30,13 +31,13 @@ class Engine:
 
     def __init__(self, **places: int):
         self.places, self.started, self.ended = places, [], []
-        self.seen, self.used, self.away = {}, {}, ()
+        self.seen, self.used, self.busy, self.away = {}, {}, {}, ()
         self.refuses: type[RefusedError] | None = None
 
     def read_places(self):
         names = {node: [f"{node}:{k}" for k in range(n)] for node, n in self.places.items()}
         return [
-            Place(node=node, devices=devices, n_used=self.used.get(node, 0), is_away=node in self.away)
+            Place(node=node, devices=devices, n_used=self.used.get(node, 0), busy=self.busy, is_away=node in self.away)
             for node, devices in names.items()
         ]
 
@@ -61,11 +62,11 @@ class Bench:
         self.lab, self.engine, self.clock = lab, engine, clock
         self.coordinator = self.build()
 
-    def build(self) -> Coordinator:
+    def build(self, *others: Engine) -> Coordinator:
         def write_order(token, mark, node) -> Order:
             return Order(url="", token=token, mark=mark, node=node, root="")
 
-        return Coordinator(self.lab, [self.engine], write_order, self.clock)
+        return Coordinator(self.lab, [self.engine, *others], write_order, self.clock)
 
     def add(self, n: int, **given) -> None:
         known = len(self.lab.store.read_experiments())
@@ -103,6 +104,16 @@ def test_as_many_start_as_there_are_devices_and_the_next_when_one_ends(bench):
     bench.turn()
     assert bench.engine.started[2:] == [("e3", 1, "a")]
     assert [bench.state(id) for id in ("e1", "e2", "e3")] == ["failed", "leased", "leased"]
+
+
+def test_what_one_engine_has_just_started_counts_for_its_owner_at_the_next(bench):
+    bench.engine.places, other = {"a": 1}, Engine(b=1)
+    other.name = "other"
+    bench.coordinator = bench.build(other)
+    bench.add(2, owner="ada")
+    bench.add(1, owner="bob")
+    bench.turn()
+    assert (bench.engine.started, other.started) == ([("e1", 1, "a")], [("e3", 1, "b")])
 
 
 def test_a_machine_that_is_leaving_gets_nothing_more_and_one_that_is_back_does(bench):
@@ -180,6 +191,27 @@ def test_devices_that_others_have_taken_are_left_to_them(bench):
     bench.engine.used, bench.engine.seen = {"a": 2}, {"e1": "alive"}
     bench.turn()
     assert len(bench.engine.started) == 3, "one of two is ours"
+
+
+def test_a_device_that_others_compute_on_is_left_alone_and_told_once_where_it_lasts(bench, caplog):
+    bench.engine.busy = {"a:0": "used by process 42"}
+    bench.lab.machines["a"] = Heard(at_s=0.0, busy={"a:1": "it does not answer"})  # as a machine of a cluster says it
+    bench.add(3)
+    for _ in range(3):
+        bench.turn(BUSY_S / 2)
+    assert bench.engine.started == []
+    bench.turn(BUSY_S)
+    left = "is left alone until it is free"
+    assert caplog.messages == [f"a:0 of a {left}: used by process 42", f"a:1 of a {left}: it does not answer"]
+    bench.lab.machines["a"], bench.engine.busy = Heard(at_s=0.0), {}
+    bench.turn()
+    assert len(bench.engine.started) == 2
+    bench.engine.busy = {"a:0": "used by process 43"}  # our own
+    for _ in range(3):
+        bench.turn(BUSY_S)
+    assert len(caplog.messages) == 2
+    assert (bench.state("e1"), bench.state("e3")) == ("leased", "queued")
+    assert {room.node: room.n_devices for room in bench.coordinator.read_rooms()} == {"a": 2}
 
 
 def test_a_machine_that_is_away_takes_nothing_and_counts_for_what_can_ever_run(bench):
@@ -312,6 +344,53 @@ def test_while_the_disk_is_full_nothing_starts_and_what_ends_is_settled(bench, m
     monkeypatch.undo()
     bench.turn()
     assert bench.state("e2") == "leased"
+
+
+class KilledError(BaseException):
+    """The server is gone at this very moment."""
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_server_that_ends_at_either_side_of_any_arrow_loses_nothing_and_takes_one_result(bench, monkeypatch, side):
+    """The first attempt of each is lost, the next one succeeds, with a file; runners ask until they are answered."""
+    store, n_left = bench.lab.store, 0
+
+    def kill_at_arrow(call):
+        def step(*words, **named):
+            nonlocal n_left
+            n_left -= 1
+            if n_left == 0 and side == "before":
+                raise KilledError
+            found = call(*words, **named)
+            if n_left == 0:
+                raise KilledError
+            return found
+
+        return step
+
+    for name in ("advance", "lease_all"):
+        monkeypatch.setattr(store, name, kill_at_arrow(getattr(store, name)))
+    monkeypatch.setattr(bench.lab.depot, "link", lambda digest, target: None)
+    n_kills = 0
+    while n_left <= 0:  # the last one is not killed
+        bench.add(1)
+        id, n_left = f"e{n_kills + 1}", n_kills + 1
+        for _ in range(20):
+            try:
+                (found,) = store.read_experiments(id=id)
+                has_begun = (id, found.attempt, found.node) in bench.engine.started
+                bench.engine.seen[id] = "alive" if has_begun else "gone"
+                bench.turn(10.0)
+                if has_begun and found.state in LIVE:
+                    if found.state == "leased":
+                        store.advance("start", found.newest, pid=1)
+                    store.add_artefacts(found.newest, [Artefact(name="weights.pt", digest="0" * 64, n_bytes=1)])
+                    bench.end(id, "lost" if found.attempt == 1 else "succeeded")
+            except KilledError:
+                bench.coordinator, n_kills = bench.build(), n_kills + 1
+        arrows = [event.arrow for event in store.read_events(experiment=id)]
+        assert (bench.state(id), arrows.count("finish"), arrows.count("commit")) == ("succeeded", 1, 1)
+    assert n_kills == len(["lease", "start", "back_off", "wake", "lease", "start", "finish", "commit"])
 
 
 def test_every_change_of_state_is_told_to_the_log_once_and_so_is_what_an_engine_refuses(bench, caplog):

@@ -16,15 +16,17 @@ from fulltilt.hardware import NvmlDevice
 from fulltilt.hardware.nvml import NvmlProcess
 from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.executors import AwayError
-from fulltilt.lab.executors.cluster import HEAD, RESOURCE, Head, read_versions
+from fulltilt.lab.executors.cluster import HEAD, RESOURCE, Head
+from fulltilt.lab.executors.local import Slot
 from fulltilt.lab.executors.ray import LOOK_S, PLACES_S, RayExecutor
-from fulltilt.lab.executors.ray_node import RayNode
+from fulltilt.lab.executors.ray_node import RayNode, build_simulated_slots
 from fulltilt.lab.operations import make_token
 from fulltilt.lab.records import Attempt, Experiment
 from fulltilt.lab.runner.order import RAY_JOB, VARIABLE, Machine, Order, take_order
 from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.serving import open_lab
+from fulltilt.lab.versions import read_versions
 from fulltilt.report.readings import build_entry
 
 BUNDLE = {"address": "10.0.0.1:6379", "secret": "of the cluster"}
@@ -134,6 +136,17 @@ def test_all_that_sensors_read_of_gpus_is_kept_and_what_is_nested_without_end_is
     assert server("POST", "/api/telemetry", own, json={"sample": {"cpu_pct": deep}}).status_code == 422
     (node,) = server("GET", "/api/nodes").json()["nodes"]
     assert node["sample"] == json.loads(json.dumps(sample))
+
+
+def test_a_machine_says_which_of_its_devices_others_use(server, tmp_path):
+    device = NvmlDevice(index=0, uuid="GPU-0", name="H200", memory_total_bytes=1 << 37, compute_capability=(9, 0))
+    others = tuple(NvmlProcess(pid=pid, memory_used_bytes=None) for pid in range(1000))
+    slots = [Slot(name="cuda:0", device="cuda:0", environ={}, index=0), *build_simulated_slots(1)]
+    node = RayNode(url="http://server", name="n2", boot="first", folder=tmp_path, slots=slots)
+    node._nvml, node._token = FakeNvml([device], {0: build_status(processes=others)}), server.join("n2").json()["token"]
+    node._post = lambda path, token, said: server("POST", path, token, json=said)
+    node._tell(is_leaving=False)
+    assert server.lab.machines["n2"].busy == {"cuda:0": "used by process 0, 1, 2"}
 
 
 def test_a_machine_that_started_again_has_lost_its_attempts_and_nobody_elses(server):

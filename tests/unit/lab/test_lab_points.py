@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.fake_nvml import FakeNvml
+from tests.fake_nvml import FakeNvml, build_status
 
 from fulltilt.config import config_from_values, load_config
 from fulltilt.errors import ConfigError, DeviceError
-from fulltilt.hardware import NvmlDevice
-from fulltilt.lab.executors.local import build_slots
+from fulltilt.hardware import NvmlDevice, NvmlProcess
+from fulltilt.lab.executors.local import LocalExecutor, build_slots
 from fulltilt.lab.points import build_words, list_dry_runs, read_grid
 
 TEN = str(list(range(1, 11)))
@@ -85,9 +85,9 @@ def test_a_dry_run_for_each_component_and_none_for_numbers(write):
     assert len(list(list_dry_runs(read_grid(write("lr: [1, 2]\nbatch_size: [1, 2]\n"), []).points))) == 1
 
 
-def build_nvml(n: int) -> FakeNvml:
+def build_nvml(n: int, statuses=None) -> FakeNvml:
     device = {"name": "H200", "memory_total_bytes": 1 << 37, "compute_capability": (9, 0)}
-    return FakeNvml([NvmlDevice(index=i, uuid=f"GPU-{i}", **device) for i in range(n)])
+    return FakeNvml([NvmlDevice(index=i, uuid=f"GPU-{i}", **device) for i in range(n)], statuses)
 
 
 @pytest.fixture
@@ -104,6 +104,26 @@ def test_each_gpu_of_the_pool_is_the_only_one_its_training_sees(cuda_build):
         assert [slot.name for slot in build_slots(pool, build_nvml(2))] == names
     with pytest.raises(DeviceError, match="cuda:3 is not there"):
         build_slots([0, 3], build_nvml(2))
+
+
+def test_a_gpu_that_others_compute_on_or_that_does_not_answer_is_busy_and_one_without_processes_is_not(
+    cuda_build, tmp_path
+):
+    """Where NVML tells no processes, as in Windows' Linux and for others of a container, a GPU is as free as ever."""
+    known = (
+        {"processes": (NvmlProcess(pid=42, memory_used_bytes=1 << 30),)},
+        {"processes": ()},
+        {"memory_used_bytes": 9},
+    )
+    nvml = build_nvml(5, {1 + index: build_status(**each) for index, each in enumerate(known)})
+    nvml.read_devices = build_nvml(6).read_devices  # the last one was there
+    (place,) = LocalExecutor([1, 2, 3, 4, 5], logs=tmp_path, nvml=nvml).read_places()
+    assert len(place.devices) == 5
+    assert place.busy == {
+        "cuda:1": "used by process 42",
+        "cuda:4": "it does not answer (the fake was given no figure)",
+        "cuda:5": "no NVIDIA device with index 5: there are 5 (0 to 4)",
+    }
 
 
 def test_without_a_gpu_the_pool_is_slots_on_the_cpu(cuda_build, monkeypatch):

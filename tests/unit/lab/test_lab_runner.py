@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,10 +19,14 @@ from tests.lab_cases import PATIENCE_S, Bench, wait_for
 from fulltilt.config import Config
 from fulltilt.engine import interrupt
 from fulltilt.errors import StorageError, UsageError
-from fulltilt.hardware.proctree import find_marked
+from fulltilt.hardware.proctree import find_marked, kill_processes, read_process
+from fulltilt.lab import versions
+from fulltilt.lab.executors.local import LocalExecutor
 from fulltilt.lab.operations import act
-from fulltilt.lab.records import Code, Point
-from fulltilt.lab.runner.guard import FENCED
+from fulltilt.lab.records import Code, Node, Point
+from fulltilt.lab.runner import renewal, shipping
+from fulltilt.lab.runner.guard import FENCED, Deadline
+from fulltilt.lab.runner.link import FencedError
 from fulltilt.lab.runner.shipping import CUT, Shipping, _Stream
 from fulltilt.lab.scheduling.leases import Term
 from fulltilt.lab.serving import Tls, open_lab, serve
@@ -138,6 +144,39 @@ def test_whoever_is_killed_nothing_is_left_of_the_attempt(bench, who):
         assert (bench.read().outcome, bench.read().reason[:20]) == ("lost", "it was ended by SIGK")
 
 
+HIDES = """
+import subprocess, sys, time
+hidden = subprocess.Popen(["env", "-i", "sleep", "3600"], start_new_session=True)
+print("hidden", hidden.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("how", ["cancelled", "runner killed", "ended by the engine"])
+def test_a_child_that_left_the_session_and_cleared_its_environment_ends_with_its_attempt(bench, how):
+    guard, mark = bench.start(command=(sys.executable, "-S", "-c", HIDES))
+    log = bench.lab.folder / "e1" / "log-1.txt"
+    hidden = int(wait_for(lambda: log.exists() and re.findall(r"hidden (\d+)\n", log.read_text()))[0])
+    (training,) = find_marked(mark)
+    try:
+        assert Path(f"/proc/{hidden}/exe").exists()
+        if how == "cancelled":
+            guard.send_signal(signal.SIGSTOP)  # the runner sees to it by itself before it says that all is over
+            act(bench.lab, "cancel", "e1")
+            wait_for(lambda: bench.read().state == "cancelled")
+        elif how == "runner killed":
+            os.kill(read_process(training).parent_pid, signal.SIGKILL)
+            guard.wait(PATIENCE_S)
+        else:
+            attempt = dataclasses.replace(bench.read(), fence=mark.rpartition("/")[2])
+            LocalExecutor("cpu", logs=bench.root).cancel(attempt, is_urgent=True)
+        assert not Path(f"/proc/{hidden}/exe").exists()
+    finally:
+        kill_processes([hidden])
+        guard.send_signal(signal.SIGCONT)
+        guard.wait(PATIENCE_S)
+
+
 @pytest.mark.parametrize("bench", [TTL_S], indirect=True)
 def test_a_runner_that_is_stopped_does_not_keep_its_training_past_the_lease(bench):
     guard, mark = bench.start(STAND_IN_STEPS="100000")
@@ -163,6 +202,32 @@ def test_a_server_that_is_gone_is_no_failure_until_the_lease_runs_out(bench, mon
     assert time.monotonic() - began_s > 0.4 * TTL_S
     assert int((bench.root / "node" / "e1" / "counter").read_text()) > 0
     guard.wait(PATIENCE_S)
+
+
+class Line:
+    """A server that wants nothing, and after some renewals nothing more to do with the attempt."""
+
+    waited_s: tuple[float, ...] = ()
+
+    def __init__(self, order):
+        pass
+
+    def greet(self, *, pid: int) -> dict:
+        return {"wait_s": 0.01, "end_after_s": 1.0, "grace_s": 1.0}
+
+    def renew(self, *, wait_s: float) -> None:
+        if len(Line.waited_s) == 10:
+            raise FencedError
+        Line.waited_s += (wait_s,)
+
+
+def test_renewals_that_began_together_do_not_stay_together(monkeypatch):
+    monkeypatch.setattr(renewal, "Link", Line)
+    renewing = renewal.Renewal(Line(None), None, Deadline(0.0))
+    renewing.begin()
+    wait_for(lambda: renewing.is_fenced)
+    assert len(set(Line.waited_s)) == 10
+    assert all(0.008 <= wait_s <= 0.012 for wait_s in Line.waited_s)
 
 
 def refuse(attempt) -> None:
@@ -215,6 +280,18 @@ def test_an_error_says_where_it_was_where_that_is_the_question(bench, error, out
     assert guard.wait(PATIENCE_S) == 0
     assert bench.read().outcome == outcome
     assert bench.read().reason.startswith(said)
+
+
+def test_a_node_with_other_versions_trains_nothing_and_the_experiment_is_tried_elsewhere(bench, monkeypatch):
+    own = versions.read_versions()
+    monkeypatch.setattr(versions, "read_versions", lambda: own | {"torch": "9.9", "ray": "9.9"})
+    bench.lab.store.meet_node(Node(name="n1", boot="first", versions={}, devices=[]))
+    guard, _ = bench.start()
+    assert guard.wait(PATIENCE_S) == FENCED
+    found, (node,) = bench.read(), bench.lab.store.read_nodes()
+    assert (found.state, found.outcome, node.n_bad) == ("backoff", "infra_refused", 1)
+    assert found.reason.startswith(f"torch {own['torch']} on n1 and 9.9 on the server; install the same")
+    assert not (bench.lab.folder / "e1" / "log-1.txt").exists()
 
 
 RESULT = """
@@ -304,6 +381,32 @@ def test_a_log_is_cut_where_it_is_too_long_and_says_so(tmp_path):
         sent += piece
         stream.n_sent = len(sent)
     assert sent == b"\xff" * 20 + CUT
+
+
+class OpenPipe:
+    """A server that takes all."""
+
+    def __init__(self):
+        self.taken = b""
+
+    def append(self, name: str, offset: int, data: bytes) -> int:
+        self.taken += data
+        return offset + len(data)
+
+
+@pytest.mark.parametrize(("most", "left"), [(8 << 20, 1 << 20), (3 << 20, 0)])
+def test_what_has_arrived_of_a_log_or_never_will_takes_no_room_on_the_node(tmp_path, monkeypatch, most, left):
+    """Apart from its last part, which a server may lose and ask for again."""
+    monkeypatch.setattr(shipping, "KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr(shipping, "MOST_LOG_BYTES", most)
+    log, text, link = tmp_path / "log.txt", os.urandom(4 << 20), OpenPipe()
+    log.write_bytes(text)
+    with log.open("ab", buffering=0) as training:
+        Shipping(link, log=log, out_dir=tmp_path, renewal=None)._ship()
+        assert link.taken == (text if left else text[:most] + CUT)
+        assert 512 * log.stat().st_blocks < left + (1 << 20)
+        training.write(b"more")
+    assert log.read_bytes()[len(text) - left :] == text[len(text) - left :] + b"more"
 
 
 def test_a_certificate_that_is_none_is_told_and_nothing_is_left_running(tmp_path):

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import httpx2 as httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.lab_cases import OWNER, ask, build_points, lease
+from tests.lab_cases import OWNER, PATIENCE_S, ask, build_points, lease
 
 from fulltilt.errors import UsageError
 from fulltilt.lab import reception
@@ -270,6 +270,24 @@ def test_what_runs_cannot_be_removed_and_what_was_removed_is_told_so(call):
         again = call("POST", "/runner/renew", token, json={"wait_s": 0})
         assert {late.status_code, again.status_code} <= {401, 409}, "both fence a runner"
         assert len(call.lab.store.read_experiments()) == 3
+
+
+def test_of_two_runners_of_one_attempt_one_is_fenced_also_where_both_begin_at_once(call, monkeypatch):
+    _, token = call.lease(1)
+    advance, both = call.lab.store.advance, threading.Barrier(2, timeout=PATIENCE_S)
+
+    def advance_at_once(arrow, attempt, **noted):
+        both.wait()  # each has seen that nobody has begun
+        advance(arrow, attempt, **noted)
+
+    def greet(pid: int) -> int:
+        return call("POST", "/runner/hello", token, json={"pid": pid}).status_code
+
+    monkeypatch.setattr(call.lab.store, "advance", advance_at_once)
+    with ThreadPoolExecutor() as threads:
+        answers = dict(zip((11, 22), threads.map(greet, (11, 22)), strict=True))
+    assert sorted(answers.values()) == [200, 409]
+    assert {pid: greet(pid) for pid in answers} == answers, "as often as it asks"
 
 
 def test_a_grid_is_queued_once_and_more_points_only_themselves(call):

@@ -30,6 +30,7 @@ class Place:
     Attributes:
         n_threads: Of each device that is a share of the CPU.
         n_used: Devices in use, by whomever, where the engine has others to serve.
+        busy: Devices that others compute on, or that do not answer, with what shows it; ours may be among them.
         is_away: It takes nothing now, and may again.
     """
 
@@ -37,6 +38,7 @@ class Place:
     devices: Sequence[str]
     n_threads: int | None = None
     n_used: int = 0
+    busy: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_away: bool = False
 
 

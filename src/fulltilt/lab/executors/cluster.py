@@ -9,7 +9,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import platform
 import secrets
 import socket
 import subprocess
@@ -17,9 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fulltilt._version import __version__
 from fulltilt.errors import UsageError
-from fulltilt.hardware.devices import read_package_version
 from fulltilt.hardware.proctree import find_marked, kill_marked
 from fulltilt.records.run_folder import write_secret
 from fulltilt.web.listening import WILDCARDS
@@ -116,13 +113,6 @@ def require_ray() -> None:
     """Raise UsageError where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError("several machines need Ray, which is not installed; pip install 'fulltilt[ray]'")
-
-
-def read_versions() -> dict[str, str]:
-    """Return the versions that have to be the same on all machines of a lab. What is not installed is left out."""
-    found = {"fulltilt": __version__, "python": platform.python_version()}
-    found |= {name: read_package_version(name) or "" for name in ("torch", "ray")}
-    return {name: version for name, version in found.items() if version}
 
 
 def read_end_of_log(folder: Path) -> str:

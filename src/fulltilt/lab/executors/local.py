@@ -10,14 +10,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from fulltilt.errors import DeviceError
 from fulltilt.hardware import Nvml, RealNvml, count_usable_cores, read_visible_devices, resolve_device
-from fulltilt.hardware.proctree import build_death_wish, find_marked, kill_marked, remove_shared_segments
+from fulltilt.hardware.proctree import (
+    build_death_wish,
+    find_marked,
+    kill_descendants,
+    kill_marked,
+    remove_shared_segments,
+)
 from fulltilt.lab.executors import Place, RefusedError, Seen, name_mark
 from fulltilt.lab.records import Attempt, Experiment
 from fulltilt.lab.runner.order import MARK, Order, join_environs
 
 GUARD = (sys.executable, "-m", "fulltilt.lab.runner.guard")
 GUARD_MARK = "FULLTILT_GUARD"
+N_NAMED = 3  # processes of others on a GPU
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +36,14 @@ class Slot:
         name: ``cuda:2``, or ``cpu:2`` for a share of the CPU that stands in for a GPU.
         device: ``run.device`` of the training. A training on a GPU sees no other GPU.
         n_threads: Its share of the cores; None on a GPU.
+        index: NVML's, of a GPU.
     """
 
     name: str
     device: str
     environ: Mapping[str, str]
     n_threads: int | None = None
+    index: int | None = None
 
 
 def build_slots(pool: str | int | Sequence[int], nvml: Nvml | None = None) -> list[Slot]:
@@ -55,7 +65,8 @@ def build_slots(pool: str | int | Sequence[int], nvml: Nvml | None = None) -> li
     for number in range(len(visible)) if numbers is None else numbers:
         environ = {"CUDA_VISIBLE_DEVICES": visible[number].uuid or str(visible[number].index)}
         environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        slots.append(Slot(name=f"cuda:{number}", device="cuda:0", environ=environ))
+        index = visible[number].index
+        slots.append(Slot(name=f"cuda:{number}", device="cuda:0", environ=environ, index=index))
     return slots
 
 
@@ -64,6 +75,22 @@ def build_cpu_slots(numbers: Sequence[int]) -> list[Slot]:
     n_threads = max(1, count_usable_cores() // len(numbers))
     environ = {"OMP_NUM_THREADS": str(n_threads), "CUDA_VISIBLE_DEVICES": ""}
     return [Slot(name=f"cpu:{number}", device="cpu", environ=environ, n_threads=n_threads) for number in numbers]
+
+
+def find_busy(slots: Sequence[Slot], nvml: Nvml) -> dict[str, str]:
+    """Find the GPUs that somebody computes on, or that do not answer → what shows it."""
+    found = {}
+    for name, index in ((slot.name, slot.index) for slot in slots if slot.index is not None):
+        try:
+            status = nvml.read_status(index)
+        except DeviceError as error:
+            found[name] = str(error)
+            continue
+        if status.processes:
+            found[name] = f"used by process {', '.join(str(process.pid) for process in status.processes[:N_NAMED])}"
+        elif status.processes is status.memory_used_bytes is status.utilization_pct is None:  # one is told everywhere
+            found[name] = f"it does not answer ({status.null_reasons['memory_used_bytes']})"
+    return found
 
 
 class LocalExecutor:
@@ -82,13 +109,16 @@ class LocalExecutor:
     def __init__(
         self, pool: str | int | Sequence[int], *, logs: Path, is_lasting: bool = False, nvml: Nvml | None = None
     ):
-        self.slots = build_slots(pool, nvml)
+        self._nvml = nvml or RealNvml()
+        self.slots = build_slots(pool, self._nvml)
         self._logs, self.is_lasting = logs, is_lasting
         self._guards: dict[str, subprocess.Popen[bytes]] = {}
 
     def read_places(self) -> Sequence[Place]:
         n_threads = {slot.n_threads for slot in self.slots}.pop()
-        return [Place(node=platform.node(), devices=[slot.name for slot in self.slots], n_threads=n_threads)]
+        names = [slot.name for slot in self.slots]
+        busy = find_busy(self.slots, self._nvml)
+        return [Place(node=platform.node(), devices=names, n_threads=n_threads, busy=busy)]
 
     def submit(self, attempt: Attempt, order: Order, node: str, devices: Sequence[str]) -> str:
         if order.mark in self._guards:
@@ -131,6 +161,8 @@ class LocalExecutor:
     def cancel(self, experiment: Experiment, *, is_urgent: bool) -> None:
         mark = name_mark(experiment)
         if is_urgent:
+            for guard in find_marked(f"{GUARD_MARK}={mark}")[:1]:  # last: below it nothing hides
+                remove_shared_segments(set(kill_descendants(guard)))
             kill_marked(f"{GUARD_MARK}={mark}")
             remove_shared_segments(set(kill_marked(f"{MARK}={mark}")))
             return
@@ -145,3 +177,4 @@ class LocalExecutor:
         for guard in self._guards.values():
             if not self.is_lasting:
                 guard.wait()
+        self._nvml.close()

@@ -18,10 +18,11 @@ from fulltilt.errors import UsageError
 from fulltilt.hardware import RealNvml
 from fulltilt.hardware.proctree import find_marked, kill_marked, read_process
 from fulltilt.hardware.sampler import Sampler
-from fulltilt.lab.executors.cluster import MARK, RESOURCE, read_end_of_log, read_versions, start_ray
-from fulltilt.lab.executors.local import Slot, build_cpu_slots
+from fulltilt.lab.executors.cluster import MARK, RESOURCE, read_end_of_log, start_ray
+from fulltilt.lab.executors.local import Slot, build_cpu_slots, find_busy
 from fulltilt.lab.runner.link import read_error, trust
 from fulltilt.lab.runner.order import Machine
+from fulltilt.lab.versions import read_versions
 from fulltilt.records.run_folder import write_secret
 from fulltilt.report.readings import build_entry, list_lines
 
@@ -148,6 +149,7 @@ class RayNode:
     def _tell(self, *, is_leaving: bool) -> None:
         sample = self._sampler.read()
         said = {"lines": list_lines(sample), "sample": build_entry(sample), "is_leaving": is_leaving}
+        said["busy"] = find_busy(self._slots, self._nvml)
         with contextlib.suppress(httpx.TransportError):  # the server may be away for a while
             self._post("/api/telemetry", self._token, said)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.hardware import resolve_device
-from fulltilt.hardware.proctree import build_death_wish, kill_marked
+from fulltilt.hardware.proctree import build_death_wish, kill_descendants
 from fulltilt.lab.runner.guard import FENCED, Deadline, read_clock_s
 from fulltilt.lab.runner.link import FencedError, Link, RejectedError, UnreachableError
 from fulltilt.lab.runner.order import MARK, Order
@@ -53,7 +53,7 @@ def run_attempt(order: Order, deadline: Deadline) -> int:
         attempt.hand_in(end)
         renewal.stop()
     except FencedError:
-        kill_marked(f"{MARK}={order.mark}")
+        _end_all()
         return FENCED
     return 0
 
@@ -96,7 +96,7 @@ class _Attempt:
                 return End(outcome="infra_refused", reason=f"{self._order.node} cannot start it: {error.strerror}")
         self._shipping.start()
         is_stopped = self._watch(process, renewal, stop)
-        kill_marked(f"{MARK}={self._order.mark}")
+        _end_all()
         code, document = process.wait(), read_document(self._result)
         if document is None and code and shutil.disk_usage(self._notes).free < FULL_BYTES:
             said = f"no space left for {self._notes} on {self._order.node}; free some there"
@@ -137,7 +137,7 @@ class _Attempt:
                 asked_s = read_clock_s()
                 process.send_signal(signal.SIGTERM)
             if asked_s is not None and read_clock_s() - asked_s > self._task["grace_s"]:
-                kill_marked(f"{MARK}={self._order.mark}")
+                _end_all()
             time.sleep(TURN_S)
         return asked_s is not None
 
@@ -192,6 +192,11 @@ class _Attempt:
         command = [*(self._order.command or TRAIN), str(source), *self._task["words"]]
         command += _choose_devices(self._task["n_devices"])
         return [*command, "--resume", "--out", str(self._out_dir), "--json", str(self._result)]
+
+
+def _end_all() -> None:
+    """End all that this runner has started: what lost its parent is the guard's."""
+    kill_descendants(os.getppid())
 
 
 def _find_root(order: Order) -> Path:

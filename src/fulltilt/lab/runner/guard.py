@@ -14,7 +14,7 @@ import sys
 import time
 from types import FrameType
 
-from fulltilt.hardware.proctree import become_subreaper, kill_marked, remove_shared_segments, set_death_signal
+from fulltilt.hardware.proctree import become_subreaper, kill_descendants, remove_shared_segments, set_death_signal
 from fulltilt.lab.runner.order import MARK, Order, take_order
 
 TURN_S = 0.2
@@ -55,10 +55,10 @@ def main() -> int:
         if os.getppid() != guard:
             os._exit(1)
         os._exit(_run(order, deadline))
-    return watch(runner, deadline, mark=f"{MARK}={order.mark}")
+    return watch(runner, deadline)
 
 
-def watch(runner: int, deadline: Deadline, *, mark: str) -> int:
+def watch(runner: int, deadline: Deadline) -> int:
     """Wait for the runner, hand on signals to it, and end everything once the deadline has passed."""
 
     def hand_on(number: int, frame: FrameType | None) -> None:
@@ -75,7 +75,7 @@ def watch(runner: int, deadline: Deadline, *, mark: str) -> int:
             code = os.waitstatus_to_exitcode(status)
         elif not pid:
             time.sleep(TURN_S)
-    remove_shared_segments(set(kill_marked(mark)))
+    remove_shared_segments(set(kill_descendants(os.getpid())))
     return code if code >= 0 else 128 - code
 
 

@@ -18,6 +18,7 @@ from fulltilt.lab.depot import PIECE_BYTES, Depot, write_verified
 from fulltilt.lab.records import Artefact
 from fulltilt.lab.runner.order import Order
 from fulltilt.lab.scheduling.ends import End
+from fulltilt.lab.versions import read_versions
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0  # beyond what the server was asked to wait
@@ -71,7 +72,7 @@ class Link:
         self._depot = Depot(order.depot) if order.depot else None
 
     def greet(self, *, pid: int) -> dict[str, Any]:
-        return self._post("hello", {"pid": pid})
+        return self._post("hello", {"pid": pid, "versions": dict(read_versions())})
 
     def renew(self, *, wait_s: float) -> str | None:
         """Renew the lease; the answer comes when somebody wants something of the attempt, or after ``wait_s``."""

@@ -1,6 +1,7 @@
 """Renew the lease of an attempt in a thread of its own, which no upload delays."""
 
 import os
+import random
 import threading
 import time
 from typing import Any
@@ -10,6 +11,7 @@ from fulltilt.lab.runner.link import FencedError, Link, UnreachableError
 from fulltilt.lab.runner.order import Order
 
 RETRY_S = 1.0
+SPREAD = (0.8, 1.2)  # else all that a server's start has set to the same beat would stay in it
 
 
 class Renewal:
@@ -49,8 +51,9 @@ class Renewal:
         self._is_over.set()
 
     def _run(self) -> None:
-        link, wait_s = Link(self._order), self._task["wait_s"]
+        link = Link(self._order)
         while not self._is_over.is_set():
+            wait_s = self._task["wait_s"] * random.uniform(*SPREAD)
             sent_s = read_clock_s()
             try:
                 wish = link.renew(wait_s=0.0 if self.wish else wait_s)

@@ -4,11 +4,13 @@ Bytes are sent from where the server says its end is, so nothing arrives twice a
 is away they wait in the files themselves.
 """
 
+import contextlib
 import math
 import threading
 import time
 from pathlib import Path
 
+from fulltilt.hardware.filesystem import free_beginning
 from fulltilt.lab.records import is_plain_name
 from fulltilt.lab.runner.link import FencedError, Link, RejectedError, UnreachableError
 from fulltilt.lab.runner.renewal import Renewal
@@ -18,6 +20,7 @@ TURN_S = 0.5
 RETRY_S = 1.0
 PIECE_BYTES, PIECES_A_TURN = 1 << 20, 16  # of a stream: a log must not keep checkpoints waiting
 MOST_LOG_BYTES = 1 << 30  # of an attempt
+KEPT_BYTES = 64 << 20  # of a log that has arrived: a server that loses its last seconds asks again
 CUT = b"\n[fulltilt: the log is cut here, after 1 GiB; print less]\n"
 CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint.json"
 CHECKPOINTS = (CHECKPOINT, FINGERPRINT)  # what a training goes on from elsewhere
@@ -75,6 +78,7 @@ class Shipping:
                 stream.n_sent = self._link.append(stream.name, stream.n_sent, piece)
             else:
                 has_more = True
+        self._streams[0].release()
         found = _identify(self._out_dir / CHECKPOINT)
         if found is not None and found != self._sent:
             files = [self._out_dir / name for name in CHECKPOINTS if (self._out_dir / name).exists()]
@@ -100,6 +104,13 @@ class _Stream:
                 return stream.read(int(min(PIECE_BYTES, n_left)))
         except FileNotFoundError:
             return b""
+
+    def release(self) -> None:
+        """Give back the node's disk what has arrived and what never will; a training may print for weeks."""
+        with contextlib.suppress(OSError):  # somebody removed it
+            n_bytes = self._path.stat().st_size if self.n_sent > self._most else self.n_sent - KEPT_BYTES
+            if n_bytes > 0:
+                free_beginning(self._path, n_bytes)
 
 
 def list_result_files(out_dir: Path) -> list[Path]:

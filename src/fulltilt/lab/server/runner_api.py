@@ -24,6 +24,7 @@ Name = Annotated[str, Field(max_length=200)]
 
 class Hello(BaseModel):
     pid: int = Field(ge=0, lt=2**31)
+    versions: dict[Name, Name] = Field(default={}, max_length=10)
 
 
 class Renewal(BaseModel):
@@ -49,7 +50,7 @@ class Finish(BaseModel):
 
 @router.post("/hello", response_model=None)
 def hello(request: Request, attempt: Runner, body: Hello) -> dict[str, Any]:
-    return reception.greet(get_lab(request), attempt, pid=body.pid)
+    return reception.greet(get_lab(request), attempt, pid=body.pid, versions=body.versions)
 
 
 @router.post("/renew", response_model=None)

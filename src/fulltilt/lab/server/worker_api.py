@@ -8,7 +8,6 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from pydantic import BaseModel, Field
 
 from fulltilt.errors import UsageError
-from fulltilt.lab.executors.cluster import read_versions
 from fulltilt.lab.lab import Heard
 from fulltilt.lab.operations import make_token
 from fulltilt.lab.records import Node, Token
@@ -17,6 +16,7 @@ from fulltilt.lab.server.access import allow, get_lab
 from fulltilt.lab.settling import settle
 from fulltilt.lab.states import LIVE
 from fulltilt.lab.store import StaleAttemptError
+from fulltilt.lab.versions import explain_difference
 
 router = APIRouter(prefix="/api")
 LABEL = "machine "  # and its name: the label of a machine's token
@@ -35,6 +35,7 @@ class Join(BaseModel):
 class Readings(BaseModel):
     lines: list[Annotated[str, Field(max_length=300)]] = Field(default=[], max_length=70)
     sample: dict[str, Value | list[dict[str, Value]]] = Field(default={}, max_length=20)  # no deeper: it is shown
+    busy: dict[str, Annotated[str, Field(max_length=300)]] = Field(default={}, max_length=64)
     is_leaving: bool = False
 
 
@@ -48,7 +49,8 @@ def join(request: Request, token: Annotated[Token, Depends(allow("join"))], body
         raise UsageError("this server takes no other machines; start it with fulltilt lab serve --engine ray")
     if token.role == "worker" and token.label != LABEL + body.name:
         raise HTTPException(403, f"this token is of {token.label}, and not of {body.name}")
-    _require_same_versions(body)
+    if differing := explain_difference(body.versions, body.name):
+        raise UsageError(f"{differing}; install the same versions, and join with a new token")
     lab = get_lab(request)
     with lab.joining:
         heard = lab.machines.get(body.name)
@@ -71,13 +73,3 @@ def tell(request: Request, token: Annotated[Token, Depends(allow("worker"))], bo
     """Keep what a machine said last, in memory."""
     get_lab(request).machines[token.label.removeprefix(LABEL)] = Heard(at_s=time.monotonic(), **dict(body))
     return {}
-
-
-def _require_same_versions(body: Join) -> None:
-    differing = [
-        f"{name} {body.versions.get(name, 'missing')} on {body.name} and {version} on the server"
-        for name, version in read_versions().items()
-        if body.versions.get(name) != version
-    ]
-    if differing:
-        raise UsageError(f"{', '.join(differing)}; install the same versions, and join with a new token")
