@@ -232,8 +232,8 @@ def test_a24_no_page_refers_to_another_host_and_what_has_known_holes_is_not_inst
     import fastapi
     import starlette
 
-    versions = [tuple(map(int, each.split(".")[:2])) for each in (starlette.__version__, fastapi.__version__)]
-    assert versions >= [(1, 10), (0, 165)]
+    for module, least in ((starlette, (1, 10)), (fastapi, (0, 165))):
+        assert tuple(map(int, module.__version__.split(".")[:2])) >= least, module.__name__
 
 
 # A25: what an engine gives away

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.lab_cases import ON_A_SLOT, lease
 from tests.memory_store import MemoryStore
 
+from fulltilt.errors import RunFolderError
 from fulltilt.lab.records import Artefact, Attempt, Code, Node, Point
 from fulltilt.lab.states import ARROWS, OVER, STATES
 from fulltilt.lab.store import StaleAttemptError, open_store
@@ -99,6 +100,16 @@ def take(store, arrow: str, attempt: Attempt) -> None:
 def bring(store, id: str, state: str) -> None:
     for arrow in WAYS[state]:
         take(store, arrow, read(store, id).newest)
+
+
+def test_of_two_servers_on_one_postgresql_the_second_is_refused_and_may_follow_the_first(postgresql, tmp_path):
+    url = postgresql.replace("/postgres?", "/template1?")  # another database than the other tests', and another lock
+    with contextlib.closing(open_store(tmp_path, url=url)) as store:
+        with pytest.raises(RunFolderError, match="another server of a lab writes to postgresql://"):
+            open_store(tmp_path, url=url)
+        (id,) = add(store)
+    with contextlib.closing(open_store(tmp_path, url=url)) as store:
+        assert read(store, id).state == "queued"
 
 
 def test_points_become_rows_once(store):

@@ -11,6 +11,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx2 as httpx
+import psutil
 import pytest
 from tests.lab_cases import PATIENCE_S, wait_for
 
@@ -40,8 +42,8 @@ class Cluster:
         self.mark = f"{TEST}={folder}"
         self.environ = {**os.environ, TEST: str(folder), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
-    def serve(self) -> subprocess.Popen:
-        command = [sys.executable, str(SERVER), str(self.lab), str(TTL_S)]
+    def serve(self, ttl_s: float = TTL_S) -> subprocess.Popen:
+        command = [sys.executable, str(SERVER), str(self.lab), str(ttl_s)]
         server = subprocess.Popen(command, env=self.environ, start_new_session=True)
         wait_for(lambda: find_server(self.lab))
         return server
@@ -49,6 +51,7 @@ class Cluster:
     def work(self, name: str) -> subprocess.Popen:
         address = find_server(self.lab)
         words = ["--url", address.url, "--name", name, "--gpus", "2", "--folder", str(self.folder / name)]
+        words += ["--json", str(self.folder / f"{name}.json")]
         environ = self.environ | {"FULLTILT_LAB_TOKEN": address.token}
         return subprocess.Popen([sys.executable, "-m", "fulltilt", "lab", "work", *words], env=environ)
 
@@ -63,6 +66,19 @@ class Cluster:
 
     def list(self) -> dict[str, dict]:
         return {each["id"]: each for each in self.ask(lambda client: client.get("/api/experiments"))["experiments"]}
+
+    def end(self, server: subprocess.Popen, machines: list[subprocess.Popen]) -> None:
+        """End what is left of machines and server as their users do, and see that nothing stays."""
+        for machine in machines:
+            machine.terminate()
+        assert {machine.wait(PATIENCE_S) for machine in machines} == {0}
+        server.terminate()
+        server.wait()
+        wait_for(lambda: not find_marked(self.mark))  # Ray ends its own a moment after their node
+
+    def list_commits(self) -> list[str]:
+        with contextlib.closing(open_store(self.lab)) as store:
+            return sorted(event.experiment for event in store.read_events() if event.arrow == "commit")
 
     def kill_machine(self, name: str) -> None:
         """Kill all that a machine runs, as its power supply does."""
@@ -127,14 +143,79 @@ def test_a_grid_survives_the_death_of_a_machine_and_of_the_server(cluster):
     log = cluster.ask(lambda client: client.read(f"/api/experiments/{again['id']}/log", attempt=again["attempt"]))
     assert b"going on from step" in log
     (survivor,) = (machine for machine in machines if machine.poll() is None)
-    survivor.terminate()
-    assert survivor.wait(PATIENCE_S) == 0
-    server.terminate()
-    server.wait()
-    with contextlib.closing(open_store(cluster.lab)) as store:
-        commits = [event.experiment for event in store.read_events() if event.arrow == "commit"]
-    assert sorted(commits) == sorted(found)
+    cluster.end(server, [survivor])
+    assert cluster.list_commits() == sorted(found)
     result = json.loads((Path(again["out_dir"]) / "result.json").read_text())
     assert result["reason"] == "finished"
     assert not find_marked(f"{MARK}={head.mark}")
-    wait_for(lambda: not find_marked(cluster.mark))  # Ray ends its own a moment after their node
+
+
+def test_a_grid_survives_the_death_of_rays_gcs_alone(cluster):
+    """Its machines end what they ran once they have missed it for some seconds, and join a new head."""
+    cluster.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "3"  # instead of a minute
+    server = cluster.serve(ttl_s=10.0)
+    machine = cluster.work("n1")
+    cluster.ask(lambda client: client.submit(GRID, ["epochs=30", "batch_size=128", "lr=[0.001, 0.01]"]))
+    wait_for(lambda: [each for each in cluster.list().values() if each["metrics"]])  # it trains, and has evaluated
+    (gcs,) = (process for process in map(psutil.Process, find_marked(cluster.mark)) if process.name() == "gcs_server")
+    head = read_head(cluster.lab)
+    gcs.kill()
+    wait_for(lambda: {each["state"] for each in cluster.list().values()} == {"succeeded"}, server)
+    found = cluster.list()
+    assert read_head(cluster.lab) != head, "it was missed, and there is another one"
+    assert max(each["attempt"] for each in found.values()) > 1
+    assert json.loads((cluster.folder / "n1.json").read_text()) == {
+        "version": 1,
+        "name": "n1",
+        "devices": ["simulated:0", "simulated:1"],
+    }
+    cluster.end(server, [machine])
+    assert (len(found), cluster.list_commits()) == (2, sorted(found))
+
+
+OF_RAY = (
+    "gcs_server",
+    "raylet",
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+    "dashboard.py",
+    "ray.util.client.server",
+)
+GRPC = {"gcs_server", "raylet", "ray.util.client.server"}  # speak no HTTP 1 at any port, as the agent at one of two
+
+
+def test_a1_no_port_of_ray_answers_who_has_no_token(cluster):
+    server = cluster.serve()
+    machine = cluster.work("n1")
+    answers: dict[str, set[int | None]] = {}
+
+    def ask_all() -> bool:
+        answers.clear()
+        for pid in find_marked(cluster.mark):
+            with contextlib.suppress(psutil.Error, StopIteration):
+                words = [(process := psutil.Process(pid)).name(), *process.cmdline()]
+                name = next(name for name in OF_RAY if any(name in word for word in words))
+                for each in process.net_connections("inet"):
+                    if each.status == psutil.CONN_LISTEN:
+                        answers.setdefault(name, set()).update(ask(each.laddr.ip, each.laddr.port))
+        return {*answers} == {*OF_RAY}
+
+    wait_for(ask_all, server)
+    assert {name for name, codes in answers.items() if codes == {None}} == GRPC
+    assert {code for codes in answers.values() for code in codes} == {None, 401}
+    cluster.end(server, [machine])
+
+
+def ask(ip: str, port: int) -> set[int | None]:
+    """The codes of what Ray's dashboard and agent answer somebody without a token; None: no word of HTTP."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(ip, ip.removeprefix("::ffff:"))
+    codes = set()
+    for path in ("/api/jobs/", "/api/v0/nodes", "/api/job_agent/jobs/", "/metrics", "/"):
+        try:
+            answer = httpx.get(f"http://{host}:{port}{path}", trust_env=False, timeout=10)
+        except httpx.TransportError:
+            codes.add(None)
+        else:
+            is_page = path == "/" and answer.headers.get("content-type", "").startswith("text/html")
+            codes |= set() if is_page else {answer.status_code}  # the dashboard's page is a shell, which asks for it
+    return codes

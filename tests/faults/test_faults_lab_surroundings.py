@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.lab_cases import PATIENCE_S, Bench, lease, wait_for
 
+from fulltilt.cli import run_command
 from fulltilt.errors import StorageError
 from fulltilt.lab.client import Client
 from fulltilt.lab.operations import prioritise
@@ -23,6 +25,7 @@ from fulltilt.lab.serving import open_lab, serve
 
 pytestmark = pytest.mark.slow
 TTL_S = 30.0
+CHECKPOINTING = {"STAND_IN_STEPS": "100000", "STAND_IN_CHECKPOINT": "checkpoint.pt"}
 SITE = """
 import random, time
 real = time.time
@@ -104,6 +107,50 @@ def test_a_nodes_full_disk_is_told_as_such_and_is_no_fault_of_the_experiment(sma
         assert guard.wait(PATIENCE_S) == 0
         assert bench.read().outcome == "infra_refused"
         assert re.match(r"n1 cannot (begin|start it): .*No space left", bench.read().reason)
+
+
+def remount(folder: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", folder], check=True)
+
+
+def test_a_disk_that_became_read_only_is_told_as_such_and_nothing_of_the_queue_is_lost(small_disk, tmp_path, capfd):
+    folder = small_disk / "lab"
+    with open_bench(folder, tmp_path) as bench:
+        assert bench.read().state == "queued"
+    remount(small_disk, "ro")
+    for words in (["list"], ["cancel", "e1"], ["serve", "--port", "0"], ["backup", str(small_disk / "lab.tar")]):
+        assert run_command(["lab", *words, "--lab", str(folder)]) not in (0, 130)
+        said = capfd.readouterr().err
+        assert re.search(r"lab: .*([Rr]ead-only|cannot be (written|used)).*; \S", said, re.DOTALL), said
+        assert "Traceback" not in said
+    remount(small_disk, "rw")
+    with open_bench(tmp_path / "lab", tmp_path) as bench:
+        remount(small_disk, "ro")
+        guard, _ = bench.start(root=small_disk / "node")
+        assert guard.wait(PATIENCE_S) == 0
+        assert (bench.read().state, bench.read().outcome) == ("backoff", "infra_refused")
+        assert re.match(r"n1 cannot begin: .*Read-only file system", bench.read().reason)
+    remount(small_disk, "rw")
+    assert run_command(["lab", "list", "--lab", str(folder)]) == 0
+    assert "1 queued" in capfd.readouterr().out
+
+
+def test_a_checkpoint_that_is_damaged_in_the_depot_is_left_for_the_one_before(tmp_path):
+    with open_bench(tmp_path / "lab", tmp_path) as bench:
+        reached = []
+        for number in (1, 2):  # each on a node of its own
+            guard, _ = bench.start(root=tmp_path / f"n{number}", **CHECKPOINTING)
+            wait_for(lambda number=number: {file.attempt for file in bench.lab.store.read_artefacts("e1")} >= {number})
+            guard.send_signal(signal.SIGTERM)
+            assert guard.wait(PATIENCE_S) == 0
+            reached.append(int((tmp_path / f"n{number}" / "e1" / "checkpoint.pt").read_text()))
+        newest, _ = bench.lab.store.read_artefacts("e1")
+        assert 0 < reached[0] < reached[1]
+        (bench.lab.folder / "depot" / newest.digest[:2] / newest.digest).write_bytes(b"garbage")
+        guard, _ = bench.start(root=tmp_path / "n3", **CHECKPOINTING | {"STAND_IN_STEPS": str(reached[1] + 1)})
+        assert guard.wait(PATIENCE_S) == 0
+        assert bench.read_log(3)[1] == f"from step {reached[0]}: optim.lr=0.001"
+        assert bench.read().state == "succeeded"
 
 
 def test_clocks_that_jump_by_a_day_change_nothing(tmp_path, monkeypatch):

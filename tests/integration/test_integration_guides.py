@@ -1,10 +1,13 @@
-"""The commands of guides 000 (training), 001, 002 and 004, one after another as docs/guides.md has them."""
+"""The commands of guides 000, 001, 002 and 004, one after another as docs/guides.md has them."""
 
+import csv
+import itertools
 import json
 import re
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.lab_cases import wait_for
 
 from fulltilt.cli import run_command
 from fulltilt.data.images.cifar10_formats import CLASSES
+from fulltilt.lab.serving import find_server
 from fulltilt.tuner.search.proof import Proof
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +37,7 @@ SECTIONS = {
     "004 ·": ["cat results/metrics/efficiency_summary.csv", "cat results/metrics/training_summary.csv"],
 }
 """Section of docs/guides.md → what the guide itself has besides."""
+LAB = "000 · The lab"
 SMALL = {
     "fulltilt data make ": "--n-samples 256 --n-sensors 16",
     "scripts/analysis/benchmark_gpu.py": "--budget 25s --batch-sizes 64 --num-workers 0 batch_size=64 num_workers=0 "
@@ -58,10 +64,10 @@ SMALL = {
 """Part of a command → words that are put behind it: the later ones win, and make it small."""
 
 
-def read_commands():
+def read_commands(wanted):
     page = (ROOT / "docs" / "guides.md").read_text()
     sections = {part.partition("\n")[0]: part for part in page.split("\n## ")}
-    for start, own in SECTIONS.items():
+    for start, own in wanted.items():
         (text,) = (text for title, text in sections.items() if title.startswith(start))
         for block in re.findall(r"```\n(.*?)```", text, re.S):
             lines = [line.partition("   #")[0] for line in block.replace("\\\n", " ").splitlines()]
@@ -94,7 +100,8 @@ def clone(tmp_path, monkeypatch):
     """What the guides' commands name, as a clone has it, and small data of their kinds."""
     for name in ("configs", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    shutil.copy(ROOT / "train.py", tmp_path)
+    for name in ("train.py", "app.py"):
+        shutil.copy(ROOT / name, tmp_path)
     rng = np.random.default_rng(0)
     for split, n in (("train", 8), ("test", 4)):
         for at, name in enumerate(CLASSES):
@@ -117,7 +124,7 @@ def clone(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("lent_server")
 def test_the_guides_commands_run_one_after_another(clone, monkeypatch, capfd):
-    commands = [*read_commands()]
+    commands = [*read_commands(SECTIONS)]
     assert all(any(part in shlex.join(shlex.split(line)) for line in commands) for part in SMALL)
     ends = {}
     for line in commands:
@@ -136,3 +143,31 @@ def test_the_guides_commands_run_one_after_another(clone, monkeypatch, capfd):
     assert all(search["trials"] for search in searches)
     (compared,) = (said for line, said in ends.items() if line.startswith("fulltilt compare"))
     assert "training seconds to validation" in compared
+
+
+@pytest.mark.slow
+def test_the_labs_commands_run_as_they_stand(clone, monkeypatch, capfd):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (serve, *commands), said = read_commands({LAB: []}), {}
+    server = subprocess.Popen([sys.executable, *shlex.split(serve)[1:]])
+    try:
+        wait_for(lambda: find_server(clone / "runs" / "lab"), server)
+        for line in commands:
+            code = run_command(shlex.split(line)[1:])
+            said[line] = (printed := capfd.readouterr()).out
+            assert code == 0, f"{line}\n{said[line]}{printed.err}"
+        server.send_signal(signal.SIGINT)
+        assert server.wait() == 0
+    finally:
+        server.kill()
+        server.wait()
+    assert said["fulltilt lab cancel e6"].endswith(" is cancelled\n")
+    for id in ("e1", "e6"):
+        assert "epoch 8/8" in said[f"fulltilt lab logs -f {id}"]
+    rows = [*csv.DictReader((clone / "results.csv").read_text().splitlines())]
+    assert [(row["id"], row["optim.lr"], row["data.batch_size"]) for row in rows] == [
+        (f"e{n}", lr, size)
+        for n, (lr, size) in enumerate(itertools.product(("0.0001", "0.001", "0.01"), ("64", "128")), 1)
+    ]
+    assert {row["id"] for row in rows if row["state"] == "succeeded"} >= {"e1", "e6"}
+    assert "6 experiments and " in said["fulltilt lab restore lab.tar --lab runs/copy"]

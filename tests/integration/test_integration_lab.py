@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import runpy
 import signal
 import sqlite3
@@ -19,8 +20,9 @@ import httpx2 as httpx
 import pytest
 from tests.lab_cases import PATIENCE_S, build_points, lease, wait_for
 
-from fulltilt.cli import run_command
-from fulltilt.lab import operations
+from fulltilt import __version__
+from fulltilt.cli import _lab_serve, run_command
+from fulltilt.lab import operations, serving
 from fulltilt.lab.client import Client
 from fulltilt.lab.executors import name_mark
 from fulltilt.lab.executors.local import GUARD_MARK
@@ -458,6 +460,79 @@ def test_prune_names_what_it_would_remove_and_then_removes_it(tmp_path, capfd):
     assert prune("--older-than", "1ms", "--state", "cancelled").startswith("1 experiments are removed")
     assert count_states(tmp_path) == {"queued": 1}
     assert "is not a duration" in prune("--older-than", "soon", code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_warned", "host"),
+    [
+        ("--engine ray --host 0.0.0.0", False, r"\d+\.\d+\.\d+\.\d+"),
+        ("--engine ray --host 0.0.0.0 --allow-host lab.example", False, r"lab\.example"),
+        ("--engine ray", True, r"127\.0\.0\.1"),
+        ("--engine ray --allow-host lab.example", True, r"lab\.example"),
+        ("--engine slurm --host 0.0.0.0", True, None),
+        ("--engine local", False, None),
+    ],
+)
+def test_serve_says_how_others_reach_it_and_its_document_too(tmp_path, monkeypatch, capfd, words, is_warned, host):
+    monkeypatch.setattr(_lab_serve, "catch_signals", lambda signals: contextlib.nullcontext(True))  # ends at once
+    monkeypatch.setattr(_lab_serve, "require_ray", lambda: None)
+    monkeypatch.setitem(_lab_serve.ENGINES, "slurm", lambda args, logs: [])
+    command = f"lab serve {words} --devices {'0,1' if 'local' in words else 'none'} --port 0 --insecure-lan --json -"
+    assert run_command([*command.split(), "--lab", str(tmp_path / "lab")]) == 0
+    printed = capfd.readouterr()
+    document, said = json.loads(printed.out), " ".join(printed.err.split())
+    assert ("other machines cannot reach it there" in said) == is_warned
+    assert f"is served at {document['url']}; devices" in said
+    assert Path(document["token_file"]).read_text().strip()
+    if "local" in words:
+        assert document["devices"] == {os.uname().nodename: ["cpu:0", "cpu:1"]}
+    if host is None:
+        assert document["join"] is None
+        assert "lab work" not in said
+        return
+    join = re.fullmatch(rf"fulltilt lab work --url http://({host}):\d+ --join-token (\S+)", document["join"])
+    assert f"another machine joins, once and within ten minutes: {document['join']} " in said
+    with contextlib.closing(open_store(tmp_path / "lab")) as store:
+        assert store.find_token(join[2]).role == "join"
+
+
+def test_logs_export_backup_and_restore_have_a_document_each(tmp_path, capfdbinary):
+    folder, copy = tmp_path / "lab", tmp_path / "copy"
+    folder.mkdir()
+    with open_lab(folder, create=True) as lab:
+        lab.store.add("/somewhere/grid.yaml", build_points(1), [])
+        (folder / "e1").mkdir()
+        for number, data in ((1, b"one \xff\n"), (2, "zwölf\n".encode())):
+            attempt, _ = lease(lab.store, lab.store.read_experiments()[0])
+            (folder / "e1" / f"log-{number}.txt").write_bytes(data)
+            lab.store.advance("requeue", attempt)
+        lab.store.advance("drop", attempt)
+
+    def read(*words: str, at: Path = folder) -> bytes:
+        assert run_command(["lab", *words, "--json", "-", "--lab", str(at)]) == 0
+        return capfdbinary.readouterr().out
+
+    attempts = [{"attempt": 1, "text": "one \ufffd\n"}, {"attempt": 2, "text": "zwölf\n"}]
+    assert json.loads(read("logs", "e1")) == {"version": 1, "id": "e1", "attempts": attempts}
+    assert [json.loads(line) for line in read("logs", "-f", "e1").splitlines()] == attempts
+    assert run_command(["lab", "logs", "e1", "--json", str(tmp_path / "log.json"), "--lab", str(folder)]) == 0
+    assert capfdbinary.readouterr().out == b"one \xff\n" + "zwölf\n".encode()
+    assert json.loads((tmp_path / "log.json").read_text())["attempts"] == attempts
+    assert read("export", str(tmp_path / "all.csv")) == read("list")
+    assert (tmp_path / "all.csv").read_text().startswith("id,sweep,state,attempt,")
+    made = json.loads(read("backup", str(tmp_path / "lab.tar")))
+    assert (made["version"], made["states"], made["n_files"], made["n_missing"]) == (1, {"cancelled": 1}, 0, 0)
+    assert json.loads(read("restore", str(tmp_path / "lab.tar"), at=copy)) == made
+
+
+def test_a_server_of_another_version_is_refused_with_both_and_what_to_do(tmp_path, monkeypatch, capfd):
+    with open_lab(tmp_path, create=True) as lab, serving.serve(lab, []) as (address, _):
+        monkeypatch.setenv("FULLTILT_LAB_TOKEN", address.token)
+        assert run_command(["lab", "list", "--url", address.url]) == 0
+        monkeypatch.setattr("fulltilt.lab.client.VERSION", 2)
+        assert run_command(["lab", "list", "--url", address.url]) == 2
+    said = f"the lab at {address.url} speaks version 1 (fulltilt {__version__}), and this is version 2"
+    assert said in capfd.readouterr().err
 
 
 def test_the_guides_server_without_devices_serves(tmp_path):

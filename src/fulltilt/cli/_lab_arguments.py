@@ -18,6 +18,7 @@ ONE = {
     "pause": "hold an experiment back; one that runs saves first",
     "resume": "queue an experiment again that was paused or held",
     "retry": "queue an experiment again that failed or was cancelled",
+    "requeue": "queue an experiment again of which nothing is heard, since its machine is dead for certain",
     "priority": "set the priority of an experiment; higher ones start first",
     "remove": "remove an experiment that is over from the list",
 }
@@ -25,8 +26,7 @@ ONE = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    submit, serve = _add_submit(actions), _add_serve(actions)
-    _add_work(actions)
+    submit, serve, work, copies = _add_submit(actions), _add_serve(actions), _add_work(actions), _add_copies(actions)
     listing = actions.add_parser("list", help="states, metrics and devices of all experiments")
     export = actions.add_parser("export", help="points, metrics and seconds of all experiments as CSV")
     export.add_argument("file", metavar="FILE", help="CSV file to write; -: to stdout")
@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asking = [submit, listing, export, *one.values(), *_add_tokens(actions), _add_prune(actions)]
     for action in asking:
         _add_url(action)
-        if action not in (export, one["logs"]):
-            action.add_argument("--json", metavar="F", help="write what there is to say as JSON; -: to stdout")
-    for action in (*asking, serve, *_add_copies(actions)):
+    for action in (*asking, serve, work, *copies):
+        action.add_argument("--json", metavar="F", help="write what there is to say as JSON; -: to stdout")
+    for action in (*asking, serve, *copies):
         action.add_argument(
             "--lab", metavar="DIR", default=DEFAULT_LAB, help=f"the lab's folder (default {DEFAULT_LAB})"
         )
@@ -91,7 +91,7 @@ def _add_serve(actions: Any) -> argparse.ArgumentParser:
     return serve
 
 
-def _add_work(actions: Any) -> None:
+def _add_work(actions: Any) -> argparse.ArgumentParser:
     work = actions.add_parser("work", help="offer this machine's devices to the lab on another, until stopped")
     work.add_argument("--url", required=True, metavar="U", help="the lab's server, as this machine reaches it")
     work.add_argument("--join-token", metavar="T", help="that the server printed; it is needed the first time only")
@@ -102,6 +102,7 @@ def _add_work(actions: Any) -> None:
     work.add_argument("--devices", default="auto", metavar="D", help="that it offers: auto, cpu, or numbers as 0,1")
     work.add_argument("--gpus", type=int, metavar="N", help="offer N simulated GPUs instead, which train on the CPU")
     work.add_argument("--authority", metavar="FILE", help="PEM file of who signed the server's certificate")
+    return work
 
 
 def _add_tokens(actions: Any) -> list[argparse.ArgumentParser]:

@@ -82,6 +82,7 @@ def run_backup(args: argparse.Namespace) -> int:
     from fulltilt.lab.backup import write_backup
 
     made = write_backup(Path(args.lab), Path(args.file))
+    write_json(args.json, made)
     console = build_console()
     print_result(console, f"{_describe(made)} of {args.lab} are in {args.file}", soft_wrap=True)
     if made["n_missing"]:
@@ -93,6 +94,7 @@ def run_restore(args: argparse.Namespace) -> int:
     from fulltilt.lab.backup import restore_backup
 
     made = restore_backup(Path(args.file), Path(args.lab))
+    write_json(args.json, made)
     console = build_console()
     print_result(console, f"{_describe(made)} of {_format_time(made['time_s'])} are in {args.lab}", soft_wrap=True)
     console.print(f"what ran then is queued again; fulltilt lab serve --lab {args.lab} goes on", soft_wrap=True)

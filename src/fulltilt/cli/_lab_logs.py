@@ -5,24 +5,28 @@ from __future__ import annotations
 import argparse
 import codecs
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from fulltilt.cli import EXIT_INTERRUPTED
+from fulltilt.cli._shared import write_json
 from fulltilt.cli.lab import FOLLOW_S, find_address
 from fulltilt.errors import UsageError, strip_control_codes
 from fulltilt.lab.client import Client, NoAnswerError, connect
 from fulltilt.lab.serving import find_server
 from fulltilt.lab.states import OVER
+from fulltilt.records import VERSION
 
 
 def run_logs(args: argparse.Namespace) -> int:
     """Print the log of an experiment; with ``--follow`` until it is over, also when the server is away meanwhile."""
-    log, is_told = _Log(args.id), False
+    log, is_told = _Log(args), False
     with _end_silently() if args.follow else contextlib.nullcontext():
         while not _read_on(args, log):
             if not is_told:
@@ -31,6 +35,8 @@ def run_logs(args: argparse.Namespace) -> int:
             while args.url is None and find_server(Path(args.lab)) is None:
                 time.sleep(FOLLOW_S)
             time.sleep(FOLLOW_S)
+    if not log.is_in_lines:
+        write_json(args.json, log.build_document())
     return 0
 
 
@@ -68,8 +74,10 @@ def _read_on(args: argparse.Namespace, log: _Log) -> bool:
 class _Log:
     """The log of all attempts at an experiment, and how far it was printed."""
 
-    def __init__(self, id: str):
-        self._id, self._attempt, self._offset = id, 1, 0
+    def __init__(self, args: argparse.Namespace):
+        self._id, self._attempt, self._offset = args.id, 1, 0
+        self._json, self.is_in_lines = args.json, args.json == "-" and args.follow
+        self._kept: dict[int, list[bytes]] = {}
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.is_new = self.is_empty = True
 
@@ -87,8 +95,19 @@ class _Log:
             else:
                 return found["state"] in (*OVER, "held")
 
+    def build_document(self) -> dict[str, Any]:
+        texts = {number: b"".join(pieces).decode(errors="replace") for number, pieces in self._kept.items()}
+        attempts = [{"attempt": number, "text": text} for number, text in texts.items()]
+        return {"version": VERSION, "id": self._id, "attempts": attempts}
+
     def _print(self, data: bytes) -> None:
         self.is_empty = False
+        if self.is_in_lines:
+            write_json(self._json, json.dumps({"attempt": self._attempt, "text": self._decoder.decode(data)}))
+        elif self._json:
+            self._kept.setdefault(self._attempt, []).append(data)
+        if self._json == "-":
+            return
         sys.stdout.flush()
         if sys.stdout.isatty():
             sys.stdout.write(strip_control_codes(self._decoder.decode(data)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fulltilt.cli._listening import read_tls
-from fulltilt.cli._shared import build_console, print_result
+from fulltilt.cli._shared import build_console, print_result, write_json
 from fulltilt.engine.interrupt import catch_signals
 from fulltilt.errors import UsageError
 from fulltilt.lab import operations
@@ -23,6 +23,7 @@ from fulltilt.lab.lab import RUNNER_LOGS
 from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.serving import open_lab, serve
 from fulltilt.lab.states import LIVE
+from fulltilt.records import VERSION
 from fulltilt.records.run_folder import hold_folder
 from fulltilt.web.listening import LOOPBACK
 
@@ -44,19 +45,23 @@ def run_serve(args: argparse.Namespace) -> int:
         serve(lab, executors, host=args.host, port=args.port, names=args.allow_host, tls=tls) as (address, coordinator),
         catch_signals((signal.SIGINT, signal.SIGTERM)) as stop,
     ):
-        devices = _describe_devices(engine, coordinator.read_rooms())
-        print_result(console, f"the lab {folder} is served at {address.url}; {devices}")
+        rooms, join = coordinator.read_rooms(), None
+        print_result(console, f"the lab {folder} is served at {address.url}; {_describe_devices(engine, rooms)}")
         secret = f"#{address.token}" if console.is_terminal else f", with the token in {folder / 'token'}"
-        if engine != "local" and urlsplit(address.url).hostname in LOOPBACK:
+        # To join, a machine is told another address than runners; Slurm's have that of the URL alone.
+        if engine != "local" and (args.host if ray is not None else urlsplit(address.url).hostname) in LOOPBACK:
             console.print("other machines cannot reach it there: --host gives an address that they can", soft_wrap=True)
         console.print(f"in a browser: {address.url}/login{secret}", soft_wrap=True)  # a log keeps no token
         console.print(f"for commands here: fulltilt lab submit CONFIG --lab {folder}", soft_wrap=True)
         if ray is not None:
             token = operations.make_token(lab, role="join", label="lab-serve")
             url = address.url.replace("127.0.0.1", find_ip(args.host)) if args.host in WILDCARDS else address.url
-            command = f"fulltilt lab work --url {url} --join-token {token}"
-            console.print(f"another machine joins, once and within ten minutes: {command}", soft_wrap=True)
+            join = f"fulltilt lab work --url {url} --join-token {token}"
+            console.print(f"another machine joins, once and within ten minutes: {join}", soft_wrap=True)
             console.print(f"tokens for more: fulltilt lab token create --role join --lab {folder}", soft_wrap=True)
+        devices = {room.node: list(room.free) for room in rooms}
+        said = {"version": VERSION, "url": address.url, "devices": devices, "token_file": str(folder / "token")}
+        write_json(args.json, said | {"join": join})
         while not stop:
             time.sleep(TURN_S)
         coordinator.is_draining = True

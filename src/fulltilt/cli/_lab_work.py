@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 
 from fulltilt.cli._lab_serve import read_pool
-from fulltilt.cli._shared import build_console, print_result
+from fulltilt.cli._shared import build_console, print_result, write_json
 from fulltilt.engine.interrupt import catch_signals
 from fulltilt.errors import UsageError
 from fulltilt.lab.executors.cluster import require_ray
 from fulltilt.lab.executors.local import build_slots
 from fulltilt.lab.executors.ray_node import TURN_S, RayNode, build_simulated_slots
 from fulltilt.lab.serving import read_boot
+from fulltilt.records import VERSION
 from fulltilt.records.run_folder import hold_folder
 
 SAID = "what runs here saves and goes to other machines; the same signal once more ends it at once"
@@ -35,8 +36,9 @@ def run_work(args: argparse.Namespace) -> int:
             raise UsageError("no token to join with; the server prints one for --join-token, and each works once")
         node.join(token)
         try:
-            devices = ", ".join(slot.name for slot in slots)
-            print_result(console, f"{node.name} works for the lab at {args.url}; devices: {devices}")
+            devices = [slot.name for slot in slots]
+            print_result(console, f"{node.name} works for the lab at {args.url}; devices: {', '.join(devices)}")
+            write_json(args.json, {"version": VERSION, "name": node.name, "devices": devices})
             told = None
             while not stop:
                 if (news := node.turn()) not in (None, told):

@@ -143,7 +143,9 @@ def _run_export(args: argparse.Namespace, client: Client) -> int:
     from fulltilt.lab.export import format_csv
     from fulltilt.records.run_folder import write_atomic
 
-    found = client.get("/api/experiments")["experiments"]
+    document = client.get("/api/experiments")
+    found = document["experiments"]
+    write_json(args.json, document)
     if args.file == "-":
         sys.stdout.write(format_csv(found))
         return 0

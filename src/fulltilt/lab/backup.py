@@ -25,6 +25,7 @@ from fulltilt.lab.serving import DEPOT, open_lab
 from fulltilt.lab.settling import settle
 from fulltilt.lab.states import LIVE
 from fulltilt.lab.store import DATABASE, copy_database, open_store
+from fulltilt.records import VERSION
 from fulltilt.records.run_folder import open_atomic
 
 MANIFEST = "manifest.json"
@@ -65,7 +66,7 @@ def write_backup(folder: Path, target: Path) -> dict[str, Any]:
         for path in _list_kept(folder):
             _add(tar, folder, str(path.relative_to(folder)))
         _add(tar, copy.parent, DATABASE)
-        manifest = {"fulltilt": __version__, "time_s": time.time(), "states": states}
+        manifest = {"version": VERSION, "fulltilt": __version__, "time_s": time.time(), "states": states}
         manifest |= {"n_files": len(written), "n_missing": len(missing)}
         Path(staging, MANIFEST).write_text(json.dumps(manifest))
         _add(tar, Path(staging), MANIFEST)

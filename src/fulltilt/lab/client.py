@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2 as httpx
 
+from fulltilt._version import __version__
 from fulltilt.errors import RunFolderError, UsageError
 from fulltilt.lab.coordinator import Coordinator
 from fulltilt.lab.executors.local import LocalExecutor
@@ -20,6 +21,7 @@ from fulltilt.lab.runner.order import Order
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.serving import ADDRESS, Address, find_server, open_lab
 from fulltilt.lab.snapshot import find_root, pack_code
+from fulltilt.records import VERSION
 from fulltilt.records.run_folder import hold_folder
 
 N_TRIES, RETRY_S = 100, 0.1
@@ -102,7 +104,9 @@ def connect(folder: Path, *, address: Address | None = None) -> Iterator[Client]
         if address is None and folder.exists():
             address = _hold_or_find(folder, stack)
         if address is not None:
-            yield Client(None, address)
+            client = Client(None, address)
+            _check_version(client, address)
+            yield client
             return
         lab = stack.enter_context(open_lab(folder))
         here = LocalExecutor("cpu", logs=lab.folder / RUNNER_LOGS)
@@ -112,6 +116,16 @@ def connect(folder: Path, *, address: Address | None = None) -> Iterator[Client]
         token = "of this process"
         app = build_app(lab, token=token)
         yield Client(httpx.ASGITransport(app), Address(url="http://localhost", token=token))
+
+
+def _check_version(client: Client, address: Address) -> None:
+    """Refuse a server whose documents have another version: what is in them would be misread."""
+    found = client.get("/api/status")
+    if found["version"] != VERSION:
+        raise UsageError(
+            f"the lab at {address.url} speaks version {found['version']} (fulltilt {found['fulltilt']}), and this is "
+            f"version {VERSION} (fulltilt {__version__}); install the same fulltilt on both"
+        )
 
 
 def _hold_or_find(folder: Path, stack: contextlib.ExitStack) -> Address | None:

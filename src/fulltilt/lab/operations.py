@@ -1,5 +1,6 @@
 """Do what people ask of a lab: submit, cancel, pause, resume, retry, priorities, remove, and make tokens."""
 
+import contextlib
 import hashlib
 import secrets
 import tempfile
@@ -10,12 +11,16 @@ from fulltilt.errors import ConfigError, UsageError
 from fulltilt.lab.lab import Lab, find_out_dir
 from fulltilt.lab.points import Grid, read_grid
 from fulltilt.lab.records import Code, Experiment, is_plain_name
+from fulltilt.lab.scheduling.ends import End
+from fulltilt.lab.scheduling.leases import STALE_S
 from fulltilt.lab.scheduling.order import Room, find_impossible
+from fulltilt.lab.settling import settle
 from fulltilt.lab.snapshot import pack_files
 from fulltilt.lab.states import LIVE, OVER, WAITING
 from fulltilt.lab.store import StaleAttemptError
 from fulltilt.records.run_folder import write_atomic
 
+GIVEN_UP = End(outcome="preempted", reason="somebody said that its machine is dead")
 PRIORITIES = range(-1000, 1001)
 JOIN_S = 600.0  # a token to join is for now, and for one machine
 N_TRIES = 20  # against a coordinator that moves the same experiment
@@ -24,10 +29,12 @@ ACTIONS: Mapping[str, tuple[Mapping[tuple[str, ...], str], str]] = {
     "pause": ({("queued", "backoff"): "hold", ("leased", "running"): "pause"}, "there is nothing to pause"),
     "resume": ({("held",): "release"}, "only what is held can be resumed"),
     "retry": ({("failed", "cancelled"): "retry"}, "only what failed or was cancelled can be tried again"),
+    "requeue": ({}, f"only what nothing was heard of for {STALE_S:.0f} s can be given up; pause saves first"),
 }
 """What people ask of an experiment: its state → the arrow, and what is said where no arrow begins there.
 
 What runs saves first, and goes on from there. A wish is stored: it outlives the server.
+``requeue`` has no arrows here: it settles an attempt whose lease still lasts, on the word of a person.
 """
 
 
@@ -97,6 +104,10 @@ def act(lab: Lab, action: str, id: str) -> Experiment:
     arrows, otherwise = ACTIONS[action]
     for _ in range(N_TRIES):
         found = find(lab, id)
+        if action == "requeue" and found.newest in lab.leases.list_stale():
+            with contextlib.suppress(StaleAttemptError):
+                settle(lab, found.newest, GIVEN_UP)
+            return find(lab, id)
         arrow = next((arrow for states, arrow in arrows.items() if found.state in states), None)
         if arrow is None:
             if action == "cancel" and found.state == "finalizing":

@@ -29,6 +29,7 @@ from fulltilt.lab.runner.order import Order
 from fulltilt.lab.scheduling.leases import Leases, Term
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.server_log import keep_log, tell
+from fulltilt.lab.states import LIVE
 from fulltilt.lab.store import DATABASE, open_store
 from fulltilt.lab.versions import read_versions
 from fulltilt.records.run_folder import write_atomic, write_secret
@@ -38,6 +39,7 @@ from fulltilt.web.listening import Tls, build_settings, format_url, list_hosts, 
 ADDRESS, PORT = "server.json", "port"  # the former in the lab's folder, while it is served
 DEPOT = "depot"
 STARTUP_S = 30.0
+SAID = 5  # names of experiments in a sentence
 logger = logging.getLogger(__name__)
 
 
@@ -100,7 +102,7 @@ def serve(
         UsageError: the address cannot be used.
     """
     with contextlib.ExitStack() as stack, keep_log(lab.folder):
-        listener = stack.enter_context(listen(host, port) if port else _listen_again(host, lab.folder))
+        listener = stack.enter_context(_listen_again(lab, host, port))
         nvml = stack.enter_context(contextlib.closing(RealNvml()))
         url, authority = format_url(host, listener.getsockname()[1], tls, names), tls and str(tls.certificate.resolve())
         address = Address(url=url, token=read_or_make_token(lab.folder), authority=authority)
@@ -174,12 +176,27 @@ def read_boot() -> str:
     return "unknown"
 
 
-def _listen_again(host: str, folder: Path) -> socket.socket:
-    """Listen at the port of the last time, or else at a free one, and note it."""
-    with contextlib.suppress(OSError, ValueError, UsageError):
-        return listen(host, int((folder / PORT).read_text()))
-    listener = listen(host, 0)
-    write_atomic(folder / PORT, f"{listener.getsockname()[1]}\n")
+def _listen_again(lab: Lab, host: str, port: int) -> socket.socket:
+    """Listen at a port, and warn of attempts that look for the server at another; 0: the last one, or a free one."""
+    note, last, since_s = lab.folder / PORT, 0, 0.0
+    with contextlib.suppress(OSError, ValueError):
+        last, since_s = int(note.read_text()), note.stat().st_mtime
+    try:
+        listener = listen(host, port or last)
+    except UsageError:
+        if port:
+            raise
+        listener = listen(host, 0)
+    if (new := listener.getsockname()[1]) == last:
+        return listener
+    # Those that began before the last port was noted know an earlier one: this may be it.
+    lost = [each for each in lab.store.read_experiments(states=LIVE) if (each.started_s or 0.0) >= since_s]
+    write_atomic(note, f"{new}\n")
+    if last and lost:
+        said = "%s may still run and can hand nothing in: they look for the server at port %d, and it is at %d now; "
+        said += "end it and start it with --port %d, else they are queued again when their leases run out, in %.0f min"
+        minutes = lab.term.ttl_s / 60
+        logger.warning(said, ", ".join(each.id for each in lost[:SAID]), last, new, last, minutes, extra=tell("moved"))
     return listener
 
 

@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import tarfile
+import time
 
 import pytest
 
@@ -59,6 +60,31 @@ def test_what_arrives_damaged_or_in_part_is_not_there(depot, tmp_path):
         depot.put_pieces(break_off(), name(b"whole"))
     assert not depot.has(name(b"whole"))
     assert not [each for each in (tmp_path / "depot").rglob("*") if each.is_file()]
+
+
+def test_a_depot_at_a_uri_that_is_no_folder_keeps_and_removes_files_too(tmp_path):
+    depot = Depot(f"memory://{tmp_path.name}")
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"x" * LINK_BYTES)
+    digest = name(path.read_bytes())
+    assert not depot.claim(digest)
+    assert depot.put(path) == depot.put(path) == digest
+    assert (depot.claim(digest), depot.measure(digest)) == (True, LINK_BYTES)
+    for target in (tmp_path / "linked" / "b.pt", tmp_path / "got" / "b.pt"):
+        (depot.link if "linked" in target.parts else depot.get)(digest, target)
+        assert target.read_bytes() == path.read_bytes()
+    assert path.stat().st_nlink == 1
+    with pytest.raises(StorageError, match="send it again"):
+        depot.put_pieces([b"half"], name(b"whole"))
+    assert [each.rpartition("/")[2] for each in depot._system.find(depot._root)] == [digest], "no part of it is left"
+    with pytest.raises(StorageError, match="holds no file"):
+        depot.open(name(b"whole"))
+    depot.put_pieces([b"new"], name(b"new"))
+    assert depot.remove_older(time.time() + 60, spare=[digest]) == 1
+    assert (depot.has(digest), depot.has(name(b"new"))) == (True, False)
+    for _ in range(2):
+        depot.remove(digest)
+    assert not depot.has(digest)
 
 
 def test_a_stored_file_that_changed_on_the_disk_is_not_handed_out(depot, tmp_path):

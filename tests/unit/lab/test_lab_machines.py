@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import threading
 
 import httpx2 as httpx
@@ -200,6 +201,22 @@ class Ray:
 def build_experiment(node: str = "n1", **given) -> Experiment:
     same = {"sweep": "s", "state": "running", "priority": 0, "point": {}, "overrides": (), "attempt": 1}
     return Experiment(id="e1", node=node, engine="ray", fence="f" * 64, **same, **given)
+
+
+def test_a_head_whose_mark_is_not_to_be_read_at_once_is_waited_for(tmp_path, monkeypatch):
+    head = Head(address="127.0.0.1:1", dashboard="", token="t", mark="m", started_s=0.0)
+    looks, process = iter([False, False]), subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr(Head, "is_running", lambda head: next(looks, True))
+    monkeypatch.setattr("fulltilt.lab.executors.ray.start_head", lambda *place, **given: (head, process))
+    executor = RayExecutor(tmp_path, host="127.0.0.1")
+    answers = iter([False, False])
+    monkeypatch.setattr(executor, "_answers", lambda: next(answers, True))
+    try:
+        assert executor.invite() == {"address": "127.0.0.1:1", "secret": "t"}
+    finally:
+        process.kill()
+        process.wait()
+        executor.close()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -189,6 +190,24 @@ def test_a_runner_that_is_stopped_does_not_keep_its_training_past_the_lease(benc
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(runner, signal.SIGCONT)
+
+
+SUSPEND = """
+import os, sys, time
+from fulltilt.lab.runner import guard
+read, slept_s = time.clock_gettime, time.monotonic() + 1
+deadline = guard.Deadline(guard.read_clock_s() + 600)
+if (runner := os.fork()) == 0:
+    time.sleep(10)
+    os._exit(0)
+time.clock_gettime = lambda clock: read(clock) + 3600 * (clock == time.CLOCK_BOOTTIME and time.monotonic() > slept_s)
+sys.exit(guard.watch(runner, deadline, mark="FULLTILT_NOBODY=here"))
+"""
+
+
+def test_time_in_which_the_machine_was_suspended_counts_for_the_deadline():
+    """Where a suspend moves one clock alone, and every other goes on as if nothing had been."""
+    assert subprocess.run([sys.executable, "-c", SUSPEND]).returncode == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("bench", [TTL_S], indirect=True)

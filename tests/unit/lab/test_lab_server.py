@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import httpx2 as httpx
@@ -18,6 +19,7 @@ from tests.lab_cases import OWNER, PATIENCE_S, ask, build_points, lease
 
 from fulltilt.errors import UsageError
 from fulltilt.lab import reception
+from fulltilt.lab.executors.cluster import find_free_port
 from fulltilt.lab.lab import open_stream
 from fulltilt.lab.records import Point
 from fulltilt.lab.scheduling.order import Room
@@ -25,7 +27,7 @@ from fulltilt.lab.server.api import LOG_BYTES, MOST_INT
 from fulltilt.lab.server.app import build_app
 from fulltilt.lab.server.metrics import MOST_OWNERS, OTHERS
 from fulltilt.lab.server_log import LOG, keep_log
-from fulltilt.lab.serving import _listen_again, open_lab
+from fulltilt.lab.serving import PORT, _listen_again, open_lab
 from fulltilt.lab.store import StaleAttemptError
 from fulltilt.web.listening import listen
 
@@ -122,15 +124,33 @@ def test_no_answer_waits_for_the_one_before_to_be_acknowledged():
     assert said == [1], "Nagle's algorithm would hold back every second piece for 40 ms"
 
 
-def test_a_server_comes_back_to_its_port_where_that_is_free_and_says_so_where_none_can_be_had(tmp_path):
-    with _listen_again("127.0.0.1", tmp_path) as first, _listen_again("127.0.0.1", tmp_path) as second:
+def test_a_server_comes_back_to_its_port_where_that_is_free_and_says_so_where_none_can_be_had(call):
+    with _listen_again(call.lab, "127.0.0.1", 0) as first, _listen_again(call.lab, "127.0.0.1", 0) as second:
         ports = [each.getsockname()[1] for each in (first, second)]
     assert ports[0] != ports[1]
-    with _listen_again("127.0.0.1", tmp_path) as third:
+    with _listen_again(call.lab, "127.0.0.1", 0) as third:
         assert third.getsockname()[1] == ports[1]
         for port in (ports[1], 70_000):
             with pytest.raises(UsageError, match="give another --port"):
-                listen("127.0.0.1", port)
+                _listen_again(call.lab, "127.0.0.1", port)
+
+
+def test_a_server_at_another_port_says_what_looks_for_it_at_the_last_one(call, caplog):
+    def listen_at(port: int) -> str:
+        caplog.clear()
+        with _listen_again(call.lab, "127.0.0.1", port):
+            return caplog.text
+
+    ports = [find_free_port() for _ in range(3)]
+    assert listen_at(ports[0]) == ""
+    assert listen_at(ports[1]) == "", "nothing runs"
+    call.lease(1)
+    assert listen_at(ports[1]) == "", "the same port, named again"
+    said = listen_at(ports[2])
+    assert f"e1 may still run and can hand nothing in: they look for the server at port {ports[1]}" in said
+    assert f"start it with --port {ports[1]}" in said
+    os.utime(call.lab.folder / PORT, (time.time(), time.time()))  # a file's own clock is coarse
+    assert listen_at(ports[1]) == "", "the remedy is no reason for another warning"
 
 
 def test_a_stream_takes_bytes_at_its_end_only(call):
@@ -288,6 +308,25 @@ def test_of_two_runners_of_one_attempt_one_is_fenced_also_where_both_begin_at_on
         answers = dict(zip((11, 22), threads.map(greet, (11, 22)), strict=True))
     assert sorted(answers.values()) == [200, 409]
     assert {pid: greet(pid) for pid in answers} == answers, "as often as it asks"
+
+
+def test_what_nothing_is_heard_of_is_queued_again_at_once_where_somebody_says_so(call, monkeypatch):
+    (first, old), (second, _), _ = (call.lease(n) for n in (1, 2, 3))
+    for attempt in (first, second):
+        call.lab.leases.renew(attempt)
+        call.lab.store.advance("start", attempt)
+    call("POST", "/api/experiments/e2/cancel")
+    heard = call("POST", "/api/experiments/e1/requeue")
+    assert (heard.status_code, "nothing was heard of for 30 s" in heard.json()["error"]) == (422, True)
+    assert "requeue-e1" not in call("GET", "/queue").text
+    monkeypatch.setattr(call.lab.leases, "_clock", lambda: time.monotonic() + 31)
+    for at in ("/queue", "/experiments/e1"):
+        assert "requeue-e1" in call("GET", at).text
+    assert call("POST", "/api/experiments/e1/requeue").json()["state"] == "queued"
+    assert call("POST", "/api/experiments/e2/requeue").json()["state"] == "cancelled", "as somebody wished"
+    assert call("POST", "/runner/renew", old, json={"wait_s": 0}).status_code in (401, 409), "it ends where it lives"
+    assert [each["reason"] for each in call.lab.store.read_attempts("e1")] == ["somebody said that its machine is dead"]
+    assert call("POST", "/api/experiments/e1/requeue").status_code == 422
 
 
 def test_a_grid_is_queued_once_and_more_points_only_themselves(call):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -133,6 +136,50 @@ def test_a_lab_of_one_machine_is_brought_up_to_date_and_its_file_is_kept(tmp_pat
     with contextlib.closing(sqlite3.connect(tmp_path / "lab.db.before-0002")) as database:
         assert database.execute("SELECT count(*) FROM experiment").fetchone() == (2,)
         assert not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sqlalchemy import Engine, event
+from fulltilt.lab.store import open_store
+
+n_left = int(sys.argv[2])
+
+@event.listens_for(Engine, "before_cursor_execute")
+def count(connection, cursor, statement, *rest):
+    global n_left
+    n_left -= statement.lstrip().split()[0] in ("CREATE", "ALTER", "DROP", "INSERT", "UPDATE")
+    if n_left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+open_store(Path(sys.argv[1])).close()
+print(n_left)
+"""
+
+
+@pytest.mark.slow
+def test_after_a_kill_between_two_steps_of_a_migration_the_next_start_makes_them_all(tmp_path):
+    def start(folder: Path, n: int) -> subprocess.CompletedProcess[str]:
+        folder.mkdir(exist_ok=True)
+        if not (folder / "lab.db").exists():
+            with contextlib.closing(sqlite3.connect(folder / "lab.db")) as database:
+                database.executescript(OF_BEFORE.read_text())
+        return subprocess.run([sys.executable, "-c", KILLED, folder, str(n)], capture_output=True, text=True)
+
+    n_steps = 99 - int(start(tmp_path / "whole", 99).stdout)
+    assert n_steps > 5
+    folder = tmp_path / "lab"
+    for n in (1, n_steps // 2, n_steps - 1):
+        assert start(folder, n).returncode == -signal.SIGKILL
+        with contextlib.closing(sqlite3.connect(folder / "lab.db")) as database:
+            assert not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone()
+            assert database.execute("SELECT count(*) FROM experiment").fetchone() == (2,)
+    with contextlib.closing(open_store(folder)) as store:
+        assert [(row.id, row.state) for row in store.read_experiments()] == [("e1", "succeeded"), ("e2", "queued")]
+        lease(store, store.read_experiments()[1])
+        with store._engine.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), TABLES) == []
 
 
 def test_a_lab_of_a_newer_fulltilt_is_left_alone(store, tmp_path):

@@ -160,6 +160,8 @@ class RayExecutor:
     def _start_head(self) -> None:
         old = self._process
         self._head, self._process = start_head(self._folder, host=self._host, now_s=time.time())
+        while self._process.poll() is None and not self._head.is_running():
+            time.sleep(0.01)  # the mark of what was just started is not to be read at once
         if old is not None:
             old.wait()
 

@@ -95,6 +95,7 @@ def _open_postgresql(url: str) -> Store:
         holder = engine.connect()  # the lock lasts as long as this connection
         if not holder.scalar(sa.select(sa.func.pg_try_advisory_lock(ADVISORY_LOCK))):
             holder.close()
+            engine.dispose()
             raise RunFolderError(f"another server of a lab writes to {place}; stop it, or name another database")
         holder.commit()
         _migrate(engine)
