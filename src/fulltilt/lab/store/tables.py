@@ -33,9 +33,7 @@ EXPERIMENT = Table(
     Column("n_lost", Integer, nullable=False, server_default=text("0")),  # ends in a row that were not its own fault
     UniqueConstraint("sweep", "digest"),
     Index("ix_experiment_queue", "state", "owner", text("priority DESC"), "id"),
-    Index("ix_experiment_state", "state", text("priority DESC"), "id"),
-    Index("ix_experiment_sweep", "sweep", "id"),
-    Index("ix_experiment_sweep_state", "sweep", "state", text("priority DESC"), "id"),
+    Index("ix_experiment_sweep", "sweep", "state", text("priority DESC"), "id"),  # each costs every change of state
 )
 ATTEMPT = Table(
     "attempt",

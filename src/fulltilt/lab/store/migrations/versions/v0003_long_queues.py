@@ -10,7 +10,5 @@ def upgrade() -> None:
     urgent = (text("priority DESC"), "id")
     op.drop_index("ix_experiment_queue", "experiment")
     op.create_index("ix_experiment_queue", "experiment", ["state", "owner", *urgent])
-    op.create_index("ix_experiment_state", "experiment", ["state", *urgent])
-    op.create_index("ix_experiment_sweep", "experiment", ["sweep", "id"])
-    op.create_index("ix_experiment_sweep_state", "experiment", ["sweep", "state", *urgent])
+    op.create_index("ix_experiment_sweep", "experiment", ["sweep", "state", *urgent])
     op.create_index("ix_event_state", "event", ["state", "seq"])
