@@ -123,6 +123,12 @@ class MemoryStore:
             each for owner in owners for each in self.read_experiments(states=("queued",), owner=owner, limit=limit)
         ]
 
+    def read_newest(self, states, limit):
+        order = dict.fromkeys(event.experiment for event in reversed(self.events))
+        return tuple(self._complete(self.experiments[id]) for id in order if self.experiments[id].state in states)[
+            :limit
+        ]
+
     def count_states(self, *, sweep=None):
         found = [each.state for each in self.experiments.values() if sweep in (None, each.sweep)]
         return {state: found.count(state) for state in set(found)}

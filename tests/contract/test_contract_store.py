@@ -224,6 +224,18 @@ def test_the_most_urgent_and_oldest_of_each_owner_come_first(store):
     assert store.count_states(sweep=sweep) == {"queued": 4, "failed": 1}
 
 
+def test_what_changed_last_comes_first_and_once_whatever_it_was_before(store):
+    first, second, third, fourth = add(store, 4)
+    for id in (first, second, third):
+        bring(store, id, "failed")
+    for arrow in ("retry", "lease", "start", "fail"):
+        take(store, arrow, read(store, first).newest)
+    store.advance("retry", read(store, third).newest)
+    store.advance("hold", read(store, fourth).newest)
+    assert [each.id for each in store.read_newest(("failed", "held"), 3)] == [fourth, first, second]
+    assert [each.attempt for each in store.read_newest(("failed",), 1)] == [2]
+
+
 def test_files_of_attempts_are_kept_by_name_the_newest_first(store):
     (id,), (other,) = add(store), add(store)
 

@@ -22,12 +22,13 @@ from tests.lab_cases import PATIENCE_S, build_points, lease, wait_for
 
 from fulltilt import __version__
 from fulltilt.cli import _lab_serve, run_command
-from fulltilt.lab import operations, serving
+from fulltilt.lab import listing, operations, serving
 from fulltilt.lab.client import Client
 from fulltilt.lab.executors import name_mark
 from fulltilt.lab.executors.local import GUARD_MARK
 from fulltilt.lab.records import Attempt, Point
 from fulltilt.lab.serving import find_server, open_lab
+from fulltilt.lab.serving import serve as serve_lab
 from fulltilt.lab.states import ARROWS, LIVE
 from fulltilt.lab.store import open_store
 
@@ -559,3 +560,20 @@ def test_the_guides_app_is_a_door_to_the_commands(monkeypatch, words, expected):
     monkeypatch.setattr(sys, "argv", [str(APP), *words.split()])
     runpy.run_path(str(APP), run_name="__main__")
     assert given == [expected.split()]
+
+
+def test_a_list_asks_for_what_it_shows_and_says_what_no_machine_can_run(tmp_path, monkeypatch):
+    built, build = [], listing.build_entry
+    monkeypatch.setattr(listing, "build_entry", lambda *given: built.append(given) or build(*given))
+    monkeypatch.chdir(tmp_path)
+    with open_lab(Path(), create=True) as lab, serve_lab(lab, []) as (address, _):
+        lab.store.add(tmp_path / "grid.yaml", build_points(40), [], n_devices=2)
+        lab.store.advance("drop", lab.store.read_experiments(id="e1")[0].newest)
+        monkeypatch.setenv("FULLTILT_LAB_TOKEN", address.token)
+        sentence, _, *rows, more = call("list", "--url", address.url, folder=tmp_path).splitlines()
+    assert sentence.endswith("1 cancelled, 39 queued")
+    assert [row.split()[0] for row in rows] == [f"e{n}" for n in range(2, 18)]
+    assert all("no machine here has 2 devices" in row for row in rows)
+    assert (more, len(built)) == ("24 more: --verbose", 16)
+    assert built[0][0] == tmp_path.resolve(), "shown where it is, wherever the server was started"
+    assert "no machine" not in call("list", folder=tmp_path), "without a server nobody knows the machines"

@@ -74,18 +74,21 @@ def find_address(args: argparse.Namespace) -> Any:
 def _run_list(args: argparse.Namespace, client: Client) -> int:
     from fulltilt.lab import listing
 
-    document = client.get("/api/experiments")
+    is_whole = args.json is not None or args.verbose
+    document = client.get("/api/experiments", **({} if is_whole else {"urgent": listing.N_ROWS}))
     write_json(args.json, document)
     if args.json == "-":
         return 0
-    console, found = build_console(), document["experiments"]
+    console, status = build_console(), client.get("/api/status")
+    found = sorted(document["experiments"], key=lambda entry: int(entry["id"][1:]))
     where = args.url or args.lab
-    print_result(console, f"experiments in {where}: {listing.describe_counts(found) or 'none yet'}")
-    if not client.get("/api/status")["has_room"]:
+    print_result(console, f"experiments in {where}: {listing.describe_states(status['states']) or 'none yet'}")
+    if not status["has_room"]:
         console.print("the disk of the lab is full: nothing starts until there is room", style="yellow")
     console.print(listing.build_table(found, n_rows=None if args.verbose else listing.N_ROWS))
-    if len(found) > listing.N_ROWS and not args.verbose:
-        console.print(f"{len(found) - listing.N_ROWS} more: --verbose")
+    n_more = 0 if args.verbose else sum(status["states"].values()) - listing.N_ROWS
+    if n_more > 0:
+        console.print(f"{n_more} more: --verbose")
     return 0
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +38,27 @@ Entry = Mapping[str, Any]
 """One experiment of the document of ``lab list``."""
 
 
-def build_document(lab: Path, experiments: Sequence[Experiment]) -> dict[str, Any]:
-    return {"version": VERSION, "experiments": [build_entry(lab, experiment) for experiment in experiments]}
+def write_document(lab: Path, experiments: Iterable[Experiment], most: int | None) -> str:
+    """Return experiments as JSON, written one by one: all of them as objects take ten times the room."""
+    entries = ", ".join(json.dumps(build_entry(lab, experiment, most)) for experiment in experiments)
+    return f'{{"version": {VERSION}, "experiments": [{entries}]}}'
 
 
-def build_entry(lab: Path, experiment: Experiment) -> dict[str, Any]:
-    """Build what is shown of an experiment, without secrets."""
+def build_entry(lab: Path, experiment: Experiment, most: int | None = None) -> dict[str, Any]:
+    """Build what is shown of an experiment, without secrets.
+
+    Args:
+        most: Devices of the largest machine; None: it is not known.
+    """
+    n = experiment.n_devices
+    is_stuck = experiment.state in ("queued", "backoff") and most is not None and n > most
     written = {name: redact(getattr(experiment, name)) for name in WRITTEN}
     return {name: getattr(experiment, name) for name in SHOWN} | {
         **written,
         "metrics": read_metrics(lab, experiment),
+        "obstacle": f"no machine here has {n} device{'s' * (n > 1)}" if is_stuck else None,
         "seconds": compute_seconds(experiment),
-        "out_dir": str(find_out_dir(lab, experiment.id).resolve()),
+        "out_dir": str(find_out_dir(lab, experiment.id)),
     }
 
 
@@ -121,9 +130,9 @@ def describe_best(entries: Sequence[Entry]) -> str:
 
 
 def describe_outcome(entry: Entry) -> str:
-    """Return why an experiment does not go on, or else its metrics."""
-    is_troubled = entry["state"] in TROUBLED and entry["reason"]
-    return entry["reason"] if is_troubled else describe_metrics(entry["metrics"])
+    """Return why an experiment does not begin or go on, or else its metrics."""
+    said = entry.get("obstacle") or (entry["state"] in TROUBLED and entry["reason"])  # an older server tells none
+    return said or describe_metrics(entry["metrics"])
 
 
 def build_table(entries: Sequence[Entry], *, n_rows: int | None = N_ROWS) -> Table:

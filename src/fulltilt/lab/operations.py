@@ -47,13 +47,13 @@ def submit(
     owner: str,
     priority: int = 0,
     code: Code | None = None,
-    rooms: Sequence[Room] = (),
+    rooms: Sequence[Room] | None = None,
 ) -> tuple[Grid, list[str], int]:
     """Queue what is missing of a grid → the grid, the ids of all points, how many are new.
 
     Args:
         source: The file it was read from; with the values it is what an experiment is known by.
-        rooms: The machines there are; none: it is not known yet.
+        rooms: The machines there are; None, or none: it is not known yet.
 
     Raises:
         ConfigError: the configuration is no good. UsageError: no machine can ever run it.
@@ -67,7 +67,7 @@ def submit(
     return grid, [known[point.digest] for point in grid.points], n_new
 
 
-def read_submission(*, source: str, text: str, overrides: Sequence[str], rooms: Sequence[Room] = ()) -> Grid:
+def read_submission(*, source: str, text: str, overrides: Sequence[str], rooms: Sequence[Room] | None = None) -> Grid:
     """Read the grid of a text that was sent.
 
     Raises:

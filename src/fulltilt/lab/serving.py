@@ -71,12 +71,12 @@ def open_lab(
         database: URL of PostgreSQL; None: SQLite in the folder.
         depot: URI for files; None: a folder in the lab's.
     """
-    term = term or Term()
+    term, folder = term or Term(), folder.resolve()
     if create and not (folder / DATABASE).exists():
         with contextlib.suppress(PermissionError):  # another's folder
             folder.chmod(0o700)  # records, logs and configurations are the owner's
     with contextlib.closing(open_store(folder, url=database, create=create)) as store:
-        files = Depot(depot or (folder / DEPOT).resolve())
+        files = Depot(depot or folder / DEPOT)
         yield Lab(folder=folder, store=store, depot=files, term=term, leases=Leases(term, time.monotonic))
 
 
@@ -106,7 +106,7 @@ def serve(
         nvml = stack.enter_context(contextlib.closing(RealNvml()))
         url, authority = format_url(host, listener.getsockname()[1], tls, names), tls and str(tls.certificate.resolve())
         address = Address(url=url, token=read_or_make_token(lab.folder), authority=authority)
-        same = {"root": str((lab.folder / LOCAL).resolve()), "depot": lab.depot.uri, "command": tuple(command)}
+        same = {"root": str(lab.folder / LOCAL), "depot": lab.depot.uri, "command": tuple(command)}
         coordinator = Coordinator(lab, executors, functools.partial(Order, url=url, authority=authority, **same))
         ray = next((executor for executor in executors if isinstance(executor, RayExecutor)), None)
         _meet_nodes(lab, [executor for executor in executors if executor is not ray])

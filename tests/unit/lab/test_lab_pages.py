@@ -9,9 +9,10 @@ import re
 
 import httpx2 as httpx
 import pytest
-from tests.lab_cases import OWNER, ask, lease
+from tests.lab_cases import OWNER, ask, build_points, lease
 
 from fulltilt.config import Config
+from fulltilt.lab import operations
 from fulltilt.lab.records import Artefact, Attempt, Node, Point
 from fulltilt.lab.scheduling.order import Room
 from fulltilt.lab.server.access import COOKIE, MOST_FAILURES, PAUSE_S
@@ -30,8 +31,8 @@ class Browser:
     """Asks for pages as a browser does that was signed in once."""
 
     def __init__(self, lab):
-        self.lab = lab
-        self.app = build_app(lab, token=OWNER, read_rooms=lambda: [Room(node="n1", free=[], n_devices=2)])
+        self.lab, self.rooms = lab, [Room(node="n1", free=[], n_devices=2)]
+        self.app = build_app(lab, token=OWNER, read_rooms=lambda: self.rooms)
         self.cookies = {COOKIE: OWNER}
 
     def __call__(self, method: str, path: str, **options) -> httpx.Response:
@@ -137,6 +138,19 @@ def test_only_what_can_be_done_is_offered_and_only_to_who_may(browse):
     browse.cookies = {COOKIE: "a reader"}
     assert "hx-post" not in browse.read("/queue")
     assert browse("GET", "/submit").status_code == 403
+
+
+def test_what_no_machine_can_run_is_told_while_it_waits_and_as_soon_as_there_is_one_no_more(browse):
+    browse.lab.store.add("/somewhere/large.yaml", build_points(1), [], n_devices=3)
+    for page in ("/queue", "/queue?state=queued", "/experiments/e4"):
+        assert browse.read(page).count("no machine here has 3 devices") == 1, page
+    assert "no machine" not in browse.read("/experiments/e1")
+    browse.rooms = [Room(node="n2", free=[], n_devices=4)]
+    assert "no machine" not in browse.read("/queue")
+    browse.rooms = []
+    assert browse.read("/queue").count("no machine here has 1 device<") == 3, "none has joined, or all are gone"
+    operations.act(browse.lab, "pause", "e4")
+    assert "no machine here has 3" not in browse.read("/queue"), "it would not begin anyway"
 
 
 def test_files_and_checkpoints_of_each_attempt_are_listed_and_an_earlier_log_is_led_to(browse):

@@ -11,10 +11,11 @@ import threading
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import event
-from tests.lab_cases import build_points, lease
+from tests.lab_cases import ON_A_SLOT, build_points, lease
 
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.lab.states import ARROWS, OWNED, STATES
@@ -119,9 +120,48 @@ def test_what_is_committed_is_synced_and_on_a_full_disk_states_can_still_be_writ
     assert len(store.read_experiments()) == 2
 
 
-def test_the_migrations_lead_to_the_tables_of_the_code(store):
-    with store._engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), TABLES) == []
+def test_the_migrations_lead_to_the_tables_and_indices_of_the_code(store):
+    opts = {"include_object": lambda _, __, kind, *___: kind != "index"}  # of which it does not see what is descending
+    with store._engine.connect() as connection, sa.create_engine("sqlite://").begin() as other:
+        assert compare_metadata(MigrationContext.configure(connection, opts=opts), TABLES) == []
+        TABLES.create_all(other)
+        found, wanted = (
+            set(each.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'index' AND sql != ''"))
+            for each in (connection, other)
+        )
+    assert found == wanted
+
+
+def test_what_a_page_reads_takes_hardly_longer_in_a_long_queue(store):
+    """Counted in steps of the database: an entry of an index takes five, a row that is read several times as many."""
+    steps = []
+
+    def watch(connection, *_) -> None:
+        connection.connection.driver_connection.set_progress_handler(lambda: steps.append(1), 1)
+
+    reads = {
+        "state": lambda: store.read_experiments(states=("succeeded",), limit=10),
+        "owner": lambda: store.read_experiments(states=("queued",), owner="kim", limit=10),
+        "sweep": lambda: store.read_experiments(sweep="grid", limit=10),
+        "sweep and state": lambda: store.read_experiments(sweep="grid", states=("succeeded",), limit=10),
+        "newest": lambda: store.read_newest(("succeeded",), 10),
+        "newest of none": lambda: store.read_newest(("failed", "held"), 10),
+    }
+    taken = {name: [] for name in reads}
+    for n in (40, 240):
+        store.add(GRID, build_points(n), [], owner="kim")
+        rows = store.read_experiments(states=("queued",))[n // 2 :]
+        for attempt, _ in store.lease_all([(row, ON_A_SLOT) for row in rows]):
+            store.advance("finish", attempt, then="commit")
+        event.listen(store._engine, "before_cursor_execute", watch)
+        for name, read in reads.items():
+            steps.clear()
+            read()
+            taken[name].append(len(steps))
+        event.remove(store._engine, "before_cursor_execute", watch)
+    growth = {name: (many - few) / 240 for name, (few, many) in taken.items()}  # of each experiment more
+    assert {name for name, n in growth.items() if n > 0.1} == {"state", "sweep"}
+    assert max(growth.values()) < 6.5, "an entry of an index, and not a row"
 
 
 def test_a_lab_of_one_machine_is_brought_up_to_date_and_its_file_is_kept(tmp_path):
@@ -133,7 +173,7 @@ def test_a_lab_of_one_machine_is_brought_up_to_date_and_its_file_is_kept(tmp_pat
         assert (rows[0].metrics["accuracy"], rows[0].n_devices, rows[0].owner) == (0.75, 1, "")
         attempt, _ = lease(store, rows[1])
         assert attempt.number == 2
-    with contextlib.closing(sqlite3.connect(tmp_path / "lab.db.before-0002")) as database:
+    with contextlib.closing(sqlite3.connect(tmp_path / "lab.db.before-0003")) as database:
         assert database.execute("SELECT count(*) FROM experiment").fetchone() == (2,)
         assert not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'node'").fetchone()
 
@@ -186,7 +226,7 @@ def test_a_lab_of_a_newer_fulltilt_is_left_alone(store, tmp_path):
     with store._engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     store.close()
-    with pytest.raises(StorageError, match="has version 9999, and this fulltilt knows 0002"):
+    with pytest.raises(StorageError, match="has version 9999, and this fulltilt knows 0003"):
         open_store(tmp_path)
 
 

@@ -52,6 +52,12 @@ def get_lab(request: Request) -> Lab:
     return request.app.state.lab
 
 
+def read_most(request: Request) -> int | None:
+    """Return how many devices the largest machine has; None: it is not known, since nothing is served."""
+    rooms = request.app.state.read_rooms()
+    return None if rooms is None else max((room.n_devices for room in rooms), default=0)
+
+
 def find_token(request: Request, token: str) -> Token | None:
     """Return what a token allows; None: it is not known."""
     if hmac.compare_digest(token.encode(), request.app.state.token.encode()):

@@ -15,7 +15,7 @@ from fulltilt.lab.lab import open_stream
 from fulltilt.lab.operations import ACTIONS
 from fulltilt.lab.records import Attempt, Code
 from fulltilt.lab.redaction import redact
-from fulltilt.lab.server.access import Owner, Reader, Submitter, get_lab
+from fulltilt.lab.server.access import Owner, Reader, Submitter, get_lab, read_most
 from fulltilt.lab.server.bodies import MOST_FILE_BYTES, Digest, stream_file, write_body
 from fulltilt.lab.states import OVER, STATES
 from fulltilt.records import VERSION
@@ -83,13 +83,13 @@ def list_experiments(
     urgent: Annotated[int | None, Query(ge=1, le=1000)] = None,
     limit: Annotated[int, Query(ge=1, le=100_000)] = 100_000,
     offset: Annotated[int, Query(ge=0, le=MOST_INT)] = 0,
-) -> dict[str, Any]:
+) -> Response:
     lab = get_lab(request)
     if urgent is not None:
         found = lab.store.read_urgent(listing.URGENCY, urgent)
     else:
         found = lab.store.read_experiments(states=state, sweep=sweep, limit=limit, offset=offset)
-    return listing.build_document(lab.folder, found)
+    return Response(listing.write_document(lab.folder, found, read_most(request)), media_type="application/json")
 
 
 @router.get("/experiments/{id}")

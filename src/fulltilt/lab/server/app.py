@@ -31,7 +31,7 @@ def build_app(
     *,
     token: str,
     hosts: Iterable[str] = LOOPBACK,
-    read_rooms: Callable[[], Sequence[Room]] = tuple,
+    read_rooms: Callable[[], Sequence[Room] | None] = lambda: None,
     sampler: Sampler | None = None,
     invite: Callable[[], dict[str, str]] | None = None,
 ) -> FastAPI:
@@ -40,7 +40,7 @@ def build_app(
     Args:
         token: Of the lab's owner; others are in the store.
         hosts: Names under which the server is reached.
-        read_rooms: Returns the machines there are, for the check of what is submitted.
+        read_rooms: Returns the machines there are, for the check of what is submitted and waits; None: it is not known.
         sampler: Reads this machine, for the page of machines.
         invite: Returns what another machine needs to join the cluster; None: there is none.
     """

@@ -18,11 +18,11 @@ from fulltilt.errors import ConfigError, FulltiltError
 from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab import listing, operations
 from fulltilt.lab.export import format_csv
-from fulltilt.lab.lab import Heard, Lab
+from fulltilt.lab.lab import Heard
 from fulltilt.lab.records import Attempt, Experiment, Token
 from fulltilt.lab.redaction import redact
 from fulltilt.lab.scheduling.retries import is_barred
-from fulltilt.lab.server.access import COOKIE, ROLES, Guesses, Reader, Submitter, allow, find_token, get_lab
+from fulltilt.lab.server.access import COOKIE, ROLES, Guesses, Reader, Submitter, allow, find_token, get_lab, read_most
 from fulltilt.lab.server.live import read_mark
 from fulltilt.lab.server.parallel import draw_parallel, list_axes
 from fulltilt.lab.server.trainings import (
@@ -89,9 +89,9 @@ async def sign_in(request: Request) -> Response:
 @router.get("/")
 def show_overview(request: Request, token: Reader) -> HTMLResponse:
     lab, mark = get_lab(request), read_mark(request)
-    live = _build(lab, lab.store.read_experiments(states=(*LIVE, "finalizing"), limit=ROWS))
-    troubled = _build(lab, lab.store.read_newest(("failed", "held"), NEWEST))
-    done = _build(lab, lab.store.read_newest(("succeeded",), NEWEST))
+    live = _build(request, lab.store.read_experiments(states=(*LIVE, "finalizing"), limit=ROWS))
+    troubled = _build(request, lab.store.read_newest(("failed", "held"), NEWEST))
+    done = _build(request, lab.store.read_newest(("succeeded",), NEWEST))
     said = listing.describe_states(lab.store.count_states())
     return _render(
         request, "overview.html", token, sentence=said or "Nothing is queued", live=live, troubled=troubled,
@@ -110,7 +110,7 @@ def show_queue(
     lab, mark = get_lab(request), read_mark(request)
     counts = lab.store.count_states(sweep=sweep)
     found = lab.store.read_experiments(states=state and (state,), sweep=sweep, limit=ROWS + 1, offset=offset)
-    entries = _build(lab, found[:ROWS])
+    entries = _build(request, found[:ROWS])
 
     def address(at: int = 0, only: str | None = state) -> str:
         given = {"state": only, "sweep": sweep, "offset": at or None}
@@ -140,7 +140,7 @@ def show_experiment(
     files, checkpoints = list_files(lab.store.read_artefacts(found.id))
     shown = Attempt(experiment=found.id, number=attempt or max(1, found.attempt))
     return _render(
-        request, "experiment.html", token, mark=mark, entry=listing.build_entry(lab.folder, found), attempts=attempts,
+        request, "experiment.html", token, mark=mark, entry=_build(request, [found])[0], attempts=attempts,
         is_live=found.state in LIVE, curves=_draw({"": run} if run else {}),
         phases=Markup(draw_phases(phases, n_steps)), breakdown=describe_phases(phases),
         files=files, checkpoints=checkpoints,
@@ -159,7 +159,7 @@ def compare(
     """Lay the curves of several experiments over each other, beside their settings and results."""
     lab = get_lab(request)
     found = [operations.find(lab, each) for each in dict.fromkeys(id)]
-    entries = _build(lab, found)
+    entries = _build(request, found)
     logged = ((each.id, run) for each in found if (run := read_run(lab, each.id, each.attempt)))
     shown = dict(itertools.islice(logged, MAX_SERIES))  # the logs of the others are not even read
     n_left_out = len(found) - len(shown) if len(shown) == MAX_SERIES else 0
@@ -176,7 +176,7 @@ def export(request: Request, token: Reader, id: Annotated[list[str] | None, Quer
     lab = get_lab(request)
     found = lab.store.read_experiments() if id is None else [operations.find(lab, each) for each in id]
     headers = {"Content-Disposition": 'attachment; filename="experiments.csv"'}
-    return Response(format_csv(_build(lab, found)), media_type="text/csv", headers=headers)
+    return Response(format_csv(_build(request, found)), media_type="text/csv", headers=headers)
 
 
 @router.get("/machines")
@@ -272,8 +272,9 @@ def _count(n_points: int) -> str:
     return "1 point" if n_points == 1 else f"{n_points:,} points"
 
 
-def _build(lab: Lab, found: Sequence[Experiment]) -> list[dict[str, Any]]:
-    return [listing.build_entry(lab.folder, each) for each in found]
+def _build(request: Request, found: Sequence[Experiment]) -> list[dict[str, Any]]:
+    folder, most = get_lab(request).folder, read_most(request)
+    return [listing.build_entry(folder, each, most) for each in found]
 
 
 def _draw(runs: Mapping[str, TrainingRun]) -> Markup:

@@ -69,7 +69,7 @@ def list_environment(lab: Lab, found: Experiment, run: TrainingRun | None) -> li
         "notes": run and "\n".join(run.notes),
         "submitted": f"{work.source}{f' by {found.owner}' if found.owner else ''}",
         "code": work.code and f"snapshot {work.code.digest[:12]}",
-        "folder": str(find_out_dir(lab.folder, found.id).resolve()),
+        "folder": str(find_out_dir(lab.folder, found.id)),
     }
     return [(key, text) for key, text in said.items() if text]
 

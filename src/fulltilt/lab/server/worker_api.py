@@ -54,7 +54,7 @@ def join(request: Request, token: Annotated[Token, Depends(allow("join"))], body
     lab = get_lab(request)
     with lab.joining:
         heard = lab.machines.get(body.name)
-        is_here = body.name in {room.node for room in request.app.state.read_rooms()}
+        is_here = body.name in {room.node for room in request.app.state.read_rooms() or ()}
         if token.role != "worker" and (is_here or (heard and heard.is_fresh())):
             raise UsageError(f"a machine named {body.name} is here already; give this one another --name")
         bundle = request.app.state.invite()

@@ -190,17 +190,19 @@ class Store:
         if id is not None:
             with self._read() as connection:
                 return tuple(map(_build_experiment, connection.execute(_ONE, {"at": parse_id(id)})))
-        query = _EXPERIMENTS
+        query = sa.select(EXPERIMENT.c.id)
         if unchanged_since_s is not None:  # Unix time
             old = sa.select(EVENT.c.experiment).group_by(EVENT.c.experiment)
             query = query.where(EXPERIMENT.c.id.in_(old.having(sa.func.max(EVENT.c.time_s) < unchanged_since_s)))
         for column, wanted in ((EXPERIMENT.c.owner, owner), (EXPERIMENT.c.sweep, sweep)):
             if wanted is not None:
                 query = query.where(column == wanted)
+        order = [EXPERIMENT.c.id]
         if states is not None:
-            query = query.where(EXPERIMENT.c.state.in_(states)).order_by(EXPERIMENT.c.priority.desc())
+            query, order = query.where(EXPERIMENT.c.state.in_(states)), [EXPERIMENT.c.priority.desc(), *order]
+        page = query.order_by(*order).limit(limit).offset(offset)  # of numbers: what is skipped is not read
         with self._read() as connection:
-            query = query.order_by(EXPERIMENT.c.id).limit(limit).offset(offset)
+            query = _EXPERIMENTS.where(EXPERIMENT.c.id.in_(page)).order_by(*order)
             return tuple(map(_build_experiment, connection.execute(query)))
 
     def read_heads(self, limit: int) -> list[Experiment]:
@@ -214,12 +216,13 @@ class Store:
 
     def read_newest(self, states: Collection[str], limit: int) -> tuple[Experiment, ...]:
         """Return the experiments in these states that changed last, the newest first."""
-        last = sa.select(EVENT.c.experiment, sa.func.max(EVENT.c.seq).label("seq")).group_by(EVENT.c.experiment)
-        changed = last.subquery()
-        query = _EXPERIMENTS.join(changed, changed.c.experiment == EXPERIMENT.c.id)
-        query = query.where(EXPERIMENT.c.state.in_(states)).order_by(changed.c.seq.desc()).limit(limit)
+        last: list[tuple[int, int]] = []
         with self._read() as connection:
-            return tuple(map(_build_experiment, connection.execute(query)))
+            for state in states:  # one after the other, each along its index until the limit
+                last += map(tuple, connection.execute(_LAST, {"state": state, "limit": limit}))
+            ids = [id for _, id in sorted(last, reverse=True)[:limit]]
+            found = {row.id: row for row in connection.execute(_EXPERIMENTS.where(EXPERIMENT.c.id.in_(ids)))}
+        return tuple(_build_experiment(found[id]) for id in ids if id in found and found[id].state in states)
 
     def read_urgent(self, states: Sequence[str], limit: int) -> list[Experiment]:
         """Return the first ``limit`` experiments, those in the first of ``states`` before those in the next."""
@@ -503,6 +506,14 @@ _EXPERIMENTS = sa.select(
     *(column for column in EXPERIMENT.c if column.name not in _UNTOLD), *(ATTEMPT.c[name] for name in _OF_ATTEMPT)
 ).select_from(EXPERIMENT.outerjoin(ATTEMPT, _IS_NEWEST))
 _ONE = _EXPERIMENTS.where(EXPERIMENT.c.id == _AT)
+_LATER = EVENT.alias()
+_LAST = (  # what led to a state, newest first, where nothing came after it
+    sa.select(EVENT.c.seq, EVENT.c.experiment)
+    .where(EVENT.c.state == sa.bindparam("state"))
+    .where(~sa.exists().where(_LATER.c.experiment == EVENT.c.experiment, _LATER.c.seq > EVENT.c.seq))
+    .order_by(EVENT.c.seq.desc())
+    .limit(sa.bindparam("limit", type_=sa.Integer))
+)
 _WORK = sa.select(SWEEP.c.source, EXPERIMENT.c.config, EXPERIMENT.c.code).join(SWEEP).where(EXPERIMENT.c.id == _AT)
 _FENCED = sa.select(ATTEMPT.c.experiment, ATTEMPT.c.number).where(ATTEMPT.c.fence == sa.bindparam("fence"))
 _OF_FILE = (ARTEFACT.c.attempt, ARTEFACT.c.name, ARTEFACT.c.digest, ARTEFACT.c.n_bytes, ARTEFACT.c.time_s)

@@ -32,7 +32,8 @@ EXPERIMENT = Table(
     Column("delay_s", Float),  # to wait in backoff
     Column("n_lost", Integer, nullable=False, server_default=text("0")),  # ends in a row that were not its own fault
     UniqueConstraint("sweep", "digest"),
-    Index("ix_experiment_queue", "state", "owner", "priority", "id"),
+    Index("ix_experiment_queue", "state", "owner", text("priority DESC"), "id"),
+    Index("ix_experiment_sweep", "sweep", "state", text("priority DESC"), "id"),  # each costs every change of state
 )
 ATTEMPT = Table(
     "attempt",
@@ -63,6 +64,7 @@ EVENT = Table(
     Column("state", Text, nullable=False),  # that it led to
     Column("time_s", Float, nullable=False),
     Index("ix_event_experiment", "experiment"),
+    Index("ix_event_state", "state", "seq"),
 )
 ARTEFACT = Table(  # files of attempts that lie in the depot
     "artefact",
