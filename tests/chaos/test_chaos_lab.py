@@ -1,16 +1,23 @@
-"""A lab on several nodes, killed, stalled and cut off for half an hour: nothing is lost, nothing lives twice."""
+"""A lab on several nodes, killed, stalled and cut off for half an hour: nothing is lost, nothing lives twice.
+
+``CHAOS_RESULT=benchmarks/results/chaos_lab-cpu.json make chaos`` keeps what it saw as a result file.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from benchmarks._runner import Context, Findings, run_benchmark
+from benchmarks._schema import build_arm, judge
 from tests.faults.lab_torment import (
     Torment,
     assert_lived_one_after_the_other,
@@ -19,6 +26,9 @@ from tests.faults.lab_torment import (
 )
 from tests.lab_cases import wait_for
 
+from fulltilt.records import dumps
+from fulltilt.records.run_folder import write_atomic
+
 pytestmark = pytest.mark.chaos
 MINUTES = float(os.environ.get("CHAOS_MINUTES", "30"))
 TTL_S, N_DEVICES, N_NODES = 6.0, 2, 3
@@ -26,6 +36,14 @@ SHORT_S, LONG_S = TTL_S / 3, 1.5 * TTL_S  # than the lease
 SERVER = (sys.executable, str(Path(__file__).with_name("serve_lab_on_nodes.py")))
 WITHOUT_DEADLINE = Path(__file__).parents[1] / "faults" / "guard_without_deadline.py"
 TELL_S = 60.0
+CLAIM = "Of a lab that is killed, stalled and cut off for half an hour nothing is lost, counts twice or lives twice."
+REFUSED = (
+    "experiments lost",
+    "results accepted twice",
+    "attempts that lived at once",
+    "orphans of 5 s",
+    "inexact logs",
+)
 
 
 def ip(*words: str) -> None:
@@ -124,7 +142,16 @@ def network():
 
 @pytest.mark.timeout(60 * MINUTES + 900)
 def test_killed_stalled_and_cut_off_nothing_is_lost_or_counts_twice_or_lives_twice(tmp_path, network, say):
-    faults = Faults(tmp_path / "lab", network)
+    def run(_: Context) -> Findings:
+        return torment(Faults(tmp_path / "lab", network), say)
+
+    result = run_benchmark("chaos_lab", SimpleNamespace(CLAIM=CLAIM, run=run), Context(device="cpu", quick=False))
+    if path := os.environ.get("CHAOS_RESULT"):
+        write_atomic(Path(path), dumps(dataclasses.replace(result, command="make chaos"), indent=1) + "\n")
+
+
+def torment(faults: Faults, say) -> Findings:
+    """Do to it what is done for ``MINUTES``, and return what was counted: only where all checks hold."""
     began_s = told_s = time.monotonic()
 
     def tell() -> None:
@@ -142,6 +169,16 @@ def test_killed_stalled_and_cut_off_nothing_is_lost_or_counts_twice_or_lives_twi
     n_attempts = len(list(faults.ticks.iterdir()))
     say(
         f"{dict(faults.done)}: {faults.n_experiments} experiments succeeded once, in {n_attempts} attempts that trained"
+    )
+    counted = {**faults.done, "experiments": faults.n_experiments, "attempts that trained": n_attempts}
+    same = {"case": f"{MINUTES:g} minutes", "metric": "count", "unit_of_replication": "run"}
+    return Findings(
+        arms=tuple(build_arm([float(n)], arm=what, **same) for what, n in counted.items()),
+        targets=(
+            judge(f"kills, stops and cuts in {MINUTES:g} minutes", float(faults.done.total()), None, at_least=50.0),
+            *(judge(what, 0.0, None, at_most=0.0) for what in REFUSED),
+        ),
+        notes=("the file is written only where every check held: one that fails ends the run",),
     )
 
 

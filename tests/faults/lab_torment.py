@@ -20,6 +20,7 @@ from pathlib import Path
 from fulltilt.errors import UsageError
 from fulltilt.lab.client import Client
 from fulltilt.lab.executors.local import GUARD_MARK
+from fulltilt.lab.records import Experiment
 from fulltilt.lab.scheduling.retries import MOST_BAD
 from fulltilt.lab.serving import find_server
 from fulltilt.lab.states import ARROWS, OWNED, STATES
@@ -199,19 +200,29 @@ def assert_whole(torment: Torment) -> None:
                 assert states[event.experiment] in ARROWS[event.arrow].sources, f"no arrow allows {event}"
             states[event.experiment] = event.state
             accepted[event.experiment] += event.arrow == "commit"
-        newest = {each.id: each.attempt for each in store.read_experiments()}
+        attempts = [(each, row) for each in store.read_experiments() for row in store.read_attempts(each.id)]
     assert list(states.values()) == ["succeeded"] * torment.n_experiments, "lost"
     assert set(accepted.values()) == {1}, "accepted twice"
     assert_lived_one_after_the_other(torment.ticks)
-    for experiment, attempt in newest.items():
-        log = (folder / experiment / f"log-{attempt}.txt").read_text()
-        first, *more = re.findall(r"^from step (\d+): ", log, re.MULTILINE)
-        steps = re.findall(r"^step (\d+)$", log, re.MULTILINE)
-        wanted = [str(step) for step in range(int(first) + 1, N_STEPS + 1)]
-        assert (more, steps) == ([], wanted), f"{experiment}: every line, once"
+    for experiment, row in attempts:
+        assert_logged(folder, experiment, row["number"], row["devices"])
     assert torment.find_parts() == []
     with contextlib.closing(sqlite3.connect(folder / "lab.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def assert_logged(folder: Path, experiment: Experiment, number: int, devices: Sequence[str]) -> None:
+    """Check each byte of an attempt's log: that of the accepted one is whole, an earlier one's breaks off somewhere."""
+    path = folder / experiment.id / f"log-{number}.txt"
+    log = path.read_text() if number == experiment.attempt or path.exists() else ""  # it was killed before it began
+    point = f"optim.lr={experiment.point['optim.lr']}"
+    title = f"== {experiment.id}, attempt {number} on {', '.join(devices)}: {experiment.sweep}.yaml {point}"
+    began = re.match(r"from step (\d+)", log.removeprefix(f"{title}\n")) if number > 1 else None
+    first = int(began[1]) if began else 0  # which checkpoint it found is its own affair
+    steps = (f"step {step}" for step in range(first + 1, N_STEPS + 1))
+    wanted = "\n".join([title, f"from step {first}: {point}", *steps, ""])
+    is_whole = log == wanted if number == experiment.attempt else wanted.startswith(log)
+    assert is_whole, f"{path}: every line, once"
 
 
 def assert_lived_one_after_the_other(ticks: Path) -> None:

@@ -34,6 +34,7 @@ DELIVERED = {
     "retain_memory", "search_repeat", "search_replay", "simclr", "trial_startup", "tuner_peers",
 }  # fmt: skip
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+CHAOS = ROOT / "tests" / "chaos" / "test_chaos_lab.py"
 PEERS = ("lightning", "accelerate", "pytorch_autotune", "optuna", "timm")
 
 FIND_WITHOUT_PEERS = f"""
@@ -75,6 +76,8 @@ def test_every_result_file_holds_a_result_of_a_benchmark_that_exists():
         if module := find_benchmarks().get(result.name):
             assert result.claim == module.CLAIM
             assert result.device in module.DEVICES
+        elif result.name == "chaos_lab":
+            assert result.claim in CHAOS.read_text("utf-8"), "a test of that claim writes it"
         else:
             assert f"| `{result.name}` | `{result.commit}` |" in PAGE, "a benchmark that is gone names its revision"
 
