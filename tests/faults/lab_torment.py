@@ -31,6 +31,7 @@ N_STEPS = 600  # of 20 ms
 N_POINTS = 12  # of one grid
 FEW = 4  # unfinished experiments, before more are submitted
 PATIENCE_S, DRAIN_S = 120, 300
+IDLE_S = 180.0  # the longest wait between two attempts is 96 s
 ORPHAN_S = 5.0  # a training may be seen for so long after its attempt is over
 UNFINISHED = [state for state in STATES if state != "succeeded"]
 
@@ -70,6 +71,7 @@ class Torment:
         self._environ |= {"STAND_IN_STEPS": str(N_STEPS), **environment}
         self._due: list[tuple[float, Callable[[], object]]] = []
         self._overdue_s: dict[int, float] = {}
+        self._moved_s = time.monotonic()
         self.start()
 
     def start(self) -> None:
@@ -177,6 +179,8 @@ class Torment:
         live = {(entry["id"], entry["attempt"]) for entry in found if entry["state"] in OWNED}
         over = {part.pid for part in parts if part.kind == "training" and part.attempt not in live}
         now_s = time.monotonic()
+        self._moved_s = now_s if parts or not found else self._moved_s
+        assert now_s - self._moved_s < IDLE_S, f"{len(found)} experiments wait, and none is begun"
         self._overdue_s = {pid: self._overdue_s.get(pid, now_s) for pid in over}
         for part in parts:
             assert now_s - self._overdue_s.get(part.pid, now_s) < ORPHAN_S, f"orphan: {part}"
