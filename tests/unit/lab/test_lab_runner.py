@@ -203,7 +203,7 @@ if (runner := os.fork()) == 0:
     time.sleep(10)
     os._exit(0)
 time.clock_gettime = lambda clock: read(clock) + 3600 * (clock == time.CLOCK_BOOTTIME and time.monotonic() > slept_s)
-sys.exit(guard.watch(runner, deadline, mark="FULLTILT_NOBODY=here"))
+sys.exit(guard.watch(runner, deadline))
 """
 
 
