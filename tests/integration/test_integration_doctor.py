@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.lab_cases import wait_for
 
 from fulltilt.attach.launch import SITE
 
@@ -254,6 +255,16 @@ def test_a_broken_observer_leaves_the_script_alone(tmp_path):
     done = run("-c", "import torch; print('ran')", cwd=tmp_path, env=environment)
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "this process is not watched" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
+def test_a_command_whose_observer_is_killed_is_asked_to_end(tmp_path):
+    script = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    words = [sys.executable, "-m", "fulltilt", "doctor", "watch", "--", sys.executable, "-c", script]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        command = int(process.stdout.readline())
+        process.kill()
+    wait_for(lambda: not Path(f"/proc/{command}/exe").exists())
 
 
 def test_sigterm_is_handed_on_to_the_command(tmp_path):

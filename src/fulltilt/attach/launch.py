@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fulltilt.errors import UsageError
+from fulltilt.hardware.proctree import build_death_wish
 
 SITE = Path(__file__).parent / "inside" / "site"
 
@@ -28,8 +29,10 @@ def run_watched(command: Sequence[str], *, folder: Path, proves: bool, stdout_to
     session = {"folder": str(folder), "proves": proves}
     paths = [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "FULLTILT_ATTACH": json.dumps(session), "PYTHONPATH": os.pathsep.join(paths)}
+    wish = build_death_wish(os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None  # no run goes on unseen
+    output = sys.stderr if stdout_to_stderr else None
     try:
-        process = subprocess.Popen(command, env=environment, stdout=sys.stderr if stdout_to_stderr else None)
+        process = subprocess.Popen(command, env=environment, stdout=output, preexec_fn=wish)
     except OSError as error:
         raise UsageError(
             f"{command[0]} cannot be started ({error.strerror}); name a program, as python train.py"

@@ -153,6 +153,10 @@ def run_command(argv: Sequence[str]) -> int:
     from fulltilt.cli import _shared
 
     try:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise UsageError("the current folder is gone; cd to one that is there") from None
         if args.quiet and args.verbose:
             raise UsageError("--quiet and --verbose ask for opposites; give one")
         _shared.SPEECH.is_quiet = args.quiet

@@ -122,7 +122,6 @@ def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path, shown: P
 
     if not is_first_rank():  # started by torchrun, beside the one that tells
         return 0
-    write_json(args.json, result)
     console = build_console(to_stderr=args.json == "-", is_screen=True)
     try:
         write_training_report([out_dir])
@@ -140,4 +139,5 @@ def _tell(args: argparse.Namespace, result: TrainResult, out_dir: Path, shown: P
         console.print(f"  {name} {value:.6g}")
     if MARK not in os.environ:  # the lab takes the files elsewhere
         console.print(f"files: {shown}", soft_wrap=True)
+    write_json(args.json, result)  # what was trained is said before that it could not be written
     return 0

@@ -41,7 +41,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         sizes = ", ".join(f"{' and '.join(keys)} × {len(grid.values)}" for grid, keys in points.axes)
         choice = " ".join(f"{keys[0]}={grid.values[0]}" for grid, keys in points.axes)
         raise ConfigError(
-            f"is a grid of {points.n} points ({sizes}) and one configuration is asked for; choose: {choice}; or run "
+            f"makes a grid of {points.n} points ({sizes}) and one configuration is asked for; choose: {choice}; or run "
             f"all of them: {shlex.join(['fulltilt', 'lab', 'submit', '--local', str(path), *overrides])}",
             file=str(path),
         )

@@ -196,8 +196,10 @@ def _holds_grid(value: Any) -> bool:
 
 
 def _suggest_mapping(spelled: str, item: Item) -> str | None:
-    """Say what to write for an entry of a key whose value is a mapping, such as ``benchmark.levers.compile``."""
+    """Say what to write for a grid, or an entry of a key whose value is a mapping, as ``benchmark.levers.compile``."""
     key, _, name = spelled.rpartition(".")
+    if spelled == "grid":
+        return "a list at a key makes a grid, as optim.lr: [0.1, 0.2], and fulltilt lab submit --local runs it"
     spelling = resolve_spelling(key)
     if spelling is None or not admits(LEAVES[spelling.keys[0]].hint, dict):
         return None

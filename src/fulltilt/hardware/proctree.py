@@ -71,12 +71,12 @@ def set_death_signal(number: int) -> None:
     _prctl(PR_SET_PDEATHSIG, number)
 
 
-def build_death_wish(parent: int) -> Callable[[], None]:
-    """Return the function that a child runs before exec, so that it dies with the thread that starts it."""
+def build_death_wish(parent: int, number: int = signal.SIGKILL) -> Callable[[], None]:
+    """Return the function that a child runs before exec, so that signal ``number`` reaches it as its starter dies."""
     prctl = ctypes.CDLL(None).prctl  # found now: between fork and exec other threads' locks may be held for ever
 
     def wish() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
 

@@ -335,6 +335,14 @@ def test_a_result_that_was_written_is_not_followed_by_an_error(capsys, monkeypat
     assert (said.out, said.err) == ("{}\n", "fulltilt levers: the rest failed\n")
 
 
+def test_a_current_folder_that_is_gone_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert run_words("train", "a.yaml") == 2
+    assert capsys.readouterr().err == "fulltilt train: the current folder is gone; cd to one that is there\n"
+
+
 def test_what_is_no_exception_of_the_usual_kind_is_one_line_too(monkeypatch, capsys):
     class Odd(BaseException):
         pass

@@ -226,6 +226,15 @@ def test_files_of_others_are_not_written_over(train_own, tmp_path, capsys):
     assert (tmp_path / "report.html").read_text() == "mine"
 
 
+def test_a_training_whose_json_cannot_be_written_is_told_as_done_with_its_report(train_own, tmp_path, capsys):
+    """It ended as a failure, without its result and its page."""
+    assert train_own("elsewhere", "--epochs", "1", "--json", "/dev/full") == 1
+    said = capsys.readouterr()
+    assert "Finished: " in said.out
+    assert "no space left for /dev/full; free some" in said.err
+    assert (tmp_path / "runs/train/train_own_code_elsewhere/report.html").is_file()
+
+
 def test_one_step_is_no_steps(train_own, capsys):
     assert train_own("diverging", "data.batch_size=64", "--epochs", "1", "--quiet") == 0
     assert " after 1 step, " in capsys.readouterr().out

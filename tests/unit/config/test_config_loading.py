@@ -354,8 +354,9 @@ def test_values_that_are_good_alone_and_bad_together_are_refused(write):
 
 
 def test_one_configuration_refuses_a_grid_with_its_size_and_takes_a_point_that_overrides_choose(write):
+    assert "a list at a key makes a grid, as optim.lr: [0.1, 0.2], and fulltilt lab" in fail(write("grid: {lr: [1]}"))
     said = fail(write(GRID))
-    assert "grid of 6 points (optim.lr × 3, data.batch_size × 2)" in said
+    assert "makes a grid of 6 points (optim.lr × 3, data.batch_size × 2) and" in said
     assert "choose: optim.lr=0.0001 data.batch_size=64" in said
     path = write(GRID)
     with pytest.raises(ConfigError) as caught:
