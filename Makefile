@@ -60,7 +60,7 @@ bench-gpu: $(INSTALLED) ## the benchmarks that have a part on an NVIDIA GPU; wri
 test-gpu: $(INSTALLED) ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -m gpu
 
-chaos: $(INSTALLED) ## trials that fail in every known way, a search for inference that is killed (10 minutes); a lab in CHAOS_MINUTES (30) of trouble
+chaos: $(INSTALLED) ## trials that fail in every known way, searches and trainings of a lab that are killed (15 minutes); a lab in CHAOS_MINUTES (30) of trouble
 	@$(BIN)/python -m pytest -m chaos tests/chaos
 
 docs: $(INSTALLED) ## write the generated pages again

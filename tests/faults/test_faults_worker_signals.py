@@ -140,7 +140,8 @@ def test_a_worker_that_hangs_is_ended_with_its_loader(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_spawned_worker_ends_cleanly_while_the_thread_that_sends_its_batches_is_inside_torch():
+def test_a_spawned_worker_ends_cleanly_while_the_thread_that_sends_its_batches_is_inside_torch(monkeypatch):
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 60.0)  # torch kills what takes longer to end
     batches = iter(build(SlowToSend(), collate=take_as_it_is, prefetch_factor=2, multiprocessing_context="spawn"))
     next(batches)
     (worker,) = batches._workers

@@ -336,19 +336,6 @@ def test_killed_at_any_moment_six_results_each_once(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.slow
-def test_killed_at_any_moment_with_real_trainings(tmp_path):
-    seed = random.SystemRandom().randrange(10_000)
-    print(f"seed {seed}")
-    kill_at_random_moments(
-        lambda folder: lab_command("submit", "--local", CONFIGS / "parallel_grid.yaml", "epochs=2", folder=folder),
-        lambda n: tmp_path / f"lab{n}",
-        seed,
-        n_kills=4,
-        longest_s=15.0,
-    )
-
-
 @contextlib.contextmanager
 def serve(*command: object, folder: Path):
     """A server of the folder in a process of its own, and where it is reached."""

@@ -23,6 +23,7 @@ from fulltilt.lab.store import StaleAttemptError, Store, open_store
 from fulltilt.lab.store.tables import TABLES
 
 GRID = Path("/somewhere/grid.yaml")
+OPTIONS = {"include_object": lambda _, __, kind, *___: kind != "index"}  # Alembic does not see what is descending
 OF_BEFORE = Path(__file__).with_name("lab_of_one_machine.sql")
 
 
@@ -121,9 +122,8 @@ def test_what_is_committed_is_synced_and_on_a_full_disk_states_can_still_be_writ
 
 
 def test_the_migrations_lead_to_the_tables_and_indices_of_the_code(store):
-    opts = {"include_object": lambda _, __, kind, *___: kind != "index"}  # of which it does not see what is descending
     with store._engine.connect() as connection, sa.create_engine("sqlite://").begin() as other:
-        assert compare_metadata(MigrationContext.configure(connection, opts=opts), TABLES) == []
+        assert compare_metadata(MigrationContext.configure(connection, opts=OPTIONS), TABLES) == []
         TABLES.create_all(other)
         found, wanted = (
             set(each.exec_driver_sql("SELECT sql FROM sqlite_master WHERE type = 'index' AND sql != ''"))
@@ -219,7 +219,7 @@ def test_after_a_kill_between_two_steps_of_a_migration_the_next_start_makes_them
         assert [(row.id, row.state) for row in store.read_experiments()] == [("e1", "succeeded"), ("e2", "queued")]
         lease(store, store.read_experiments()[1])
         with store._engine.connect() as connection:
-            assert compare_metadata(MigrationContext.configure(connection), TABLES) == []
+            assert compare_metadata(MigrationContext.configure(connection, opts=OPTIONS), TABLES) == []
 
 
 def test_a_lab_of_a_newer_fulltilt_is_left_alone(store, tmp_path):
