@@ -28,6 +28,7 @@ from fulltilt.records.run_folder import hold_folder
 from fulltilt.web.listening import LOOPBACK
 
 TURN_S = 0.5
+COMMAND_S = 5.0  # a command that reads a lab which nobody serves holds its folder meanwhile
 
 
 def run_serve(args: argparse.Namespace) -> int:
@@ -40,7 +41,7 @@ def run_serve(args: argparse.Namespace) -> int:
     executors = ENGINES[engine](args, folder / RUNNER_LOGS)
     ray = next((executor for executor in executors if isinstance(executor, RayExecutor)), None)
     with (
-        hold_folder(folder),
+        hold_folder(folder, patience_s=COMMAND_S),
         open_lab(folder, database=args.database, depot=args.depot, create=True) as lab,
         serve(lab, executors, host=args.host, port=args.port, names=args.allow_host, tls=tls) as (address, coordinator),
         catch_signals((signal.SIGINT, signal.SIGTERM)) as stop,

@@ -29,7 +29,8 @@ FINGERPRINT_FILE = "fingerprint.json"
 LOCK_FILE = ".lock"
 NEW_FILE_MODE = 0o644
 N_CHANGES_SHOWN = 4
-N_LOCK_TRIES = 11  # 0.1 s
+LOCK_PATIENCE_S = 0.1
+LOCK_TURN_S = 0.01
 _UNWRITABLE = (
     errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EFBIG,
     errno.ENAMETOOLONG,
@@ -297,13 +298,16 @@ def _is_in_use(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def hold_folder(path: str | Path) -> Iterator[None]:
+def hold_folder(path: str | Path, *, patience_s: float = LOCK_PATIENCE_S) -> Iterator[None]:
     """Lock a folder again after its ``RunFolder`` was closed: nobody else starts a run in it meanwhile.
+
+    Args:
+        patience_s: How long to wait for another process that holds it.
 
     Raises:
         RunFolderError: another living process holds it. StorageError: it cannot be written.
     """
-    lock = _take_lock(Path(path))
+    lock = _take_lock(Path(path), patience_s)
     try:
         yield
     finally:
@@ -320,7 +324,7 @@ def find_folder_obstacle(path: Path) -> str | None:
     return None
 
 
-def _take_lock(path: Path) -> int:
+def _take_lock(path: Path, patience_s: float = LOCK_PATIENCE_S) -> int:
     """Lock the folder → the descriptor of the lock file, which holds the lock until it is closed."""
     if obstacle := find_folder_obstacle(path):
         raise StorageError(obstacle)
@@ -328,7 +332,7 @@ def _take_lock(path: Path) -> int:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        for n_left in reversed(range(N_LOCK_TRIES)):
+        for n_left in reversed(range(1 + round(patience_s / LOCK_TURN_S))):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -340,7 +344,7 @@ def _take_lock(path: Path) -> int:
                     raise RunFolderError(
                         f"{path} is in use by process {holder}; wait for it, or give another folder with --out"
                     ) from None
-            time.sleep(0.01)  # a command that looks for its folder holds the lock for a moment, see _is_in_use
+            time.sleep(LOCK_TURN_S)  # a command that looks for its folder holds the lock for a moment, see _is_in_use
         if not os.fstat(lock).st_nlink:  # who held it was refused, and removed the folder it had made
             os.close(lock)
             return _take_lock(path)

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from fulltilt.errors import NoPlanError, RunFolderError, StorageError, UsageError
-from fulltilt.records.run_folder import FolderChoice, RunFolder, append_line, find_folders, read_lines, write_atomic
+from fulltilt.records.run_folder import (
+    FolderChoice,
+    RunFolder,
+    append_line,
+    find_folders,
+    hold_folder,
+    read_lines,
+    write_atomic,
+)
 
 JOURNAL = "trials.jsonl"
 PARTS = {"config": "c1", "machine": "m1"}
@@ -336,3 +344,22 @@ def test_a_folder_in_which_another_run_has_begun_is_not_free(tmp_path):
         assert find(tmp_path / "run", {**PARTS, "lr": 2})[:2] == (None, "run-2")
         assert find(tmp_path / "run", PARTS)[0] == "run", "the same run is told that it is in use"
     assert find(tmp_path / "run", {**PARTS, "lr": 2})[1] == "run"
+
+
+def test_who_is_patient_gets_a_folder_that_another_one_holds_for_a_moment(tmp_path):
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with hold_folder(tmp_path):
+            held.set()
+            let_go.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    with pytest.raises(RunFolderError, match="is in use by process"), hold_folder(tmp_path):
+        pass
+    threading.Timer(0.3, let_go.set).start()
+    with hold_folder(tmp_path, patience_s=60.0):
+        assert let_go.is_set()
+    thread.join()
