@@ -36,7 +36,7 @@ ONE_WISH = {"FULLTILT_ECHO_S": "3600"}
 OWNER = ".attempt"  # in a run folder: the attempt that wrote it last
 
 
-def run_attempt(order: Order, deadline: Deadline) -> int:
+def run_attempt(order: Order, deadline: Deadline, guard: int) -> int:
     """Run the attempt to its end and return the exit code of the runner.
 
     Only this thread starts processes: the kernel's death signal follows the thread that started one.
@@ -48,12 +48,12 @@ def run_attempt(order: Order, deadline: Deadline) -> int:
     try:
         renewal = Renewal(link, order, deadline)
         task = renewal.begin()
-        attempt = _Attempt(order, task, link)
+        attempt = _Attempt(order, task, link, guard)
         end = attempt.train(renewal, stop)
         attempt.hand_in(end)
         renewal.stop()
     except FencedError:
-        _end_all()
+        kill_descendants(guard)  # all but this process: what lost its parent is the guard's
         return FENCED
     return 0
 
@@ -61,8 +61,8 @@ def run_attempt(order: Order, deadline: Deadline) -> int:
 class _Attempt:
     """The folders, the process and the files of one attempt on this node."""
 
-    def __init__(self, order: Order, task: Mapping[str, Any], link: Link):
-        self._order, self._task, self._link = order, task, link
+    def __init__(self, order: Order, task: Mapping[str, Any], link: Link, guard: int):
+        self._order, self._task, self._link, self._guard = order, task, link, guard
         self._root, name = _find_root(order), task["experiment"]
         self._out_dir = self._root / name
         self._notes = self._root / "attempts" / f"{name}-{task['attempt']}"
@@ -96,7 +96,7 @@ class _Attempt:
                 return End(outcome="infra_refused", reason=f"{self._order.node} cannot start it: {error.strerror}")
         self._shipping.start()
         is_stopped = self._watch(process, renewal, stop)
-        _end_all()
+        kill_descendants(self._guard)
         code, document = process.wait(), read_document(self._result)
         if document is None and code and shutil.disk_usage(self._notes).free < FULL_BYTES:
             said = f"no space left for {self._notes} on {self._order.node}; free some there"
@@ -137,7 +137,7 @@ class _Attempt:
                 asked_s = read_clock_s()
                 process.send_signal(signal.SIGTERM)
             if asked_s is not None and read_clock_s() - asked_s > self._task["grace_s"]:
-                _end_all()
+                kill_descendants(self._guard)
             time.sleep(TURN_S)
         return asked_s is not None
 
@@ -192,11 +192,6 @@ class _Attempt:
         command = [*(self._order.command or TRAIN), str(source), *self._task["words"]]
         command += _choose_devices(self._task["n_devices"])
         return [*command, "--resume", "--out", str(self._out_dir), "--json", str(self._result)]
-
-
-def _end_all() -> None:
-    """End all that this runner has started: what lost its parent is the guard's."""
-    kill_descendants(os.getppid())
 
 
 def _find_root(order: Order) -> Path:

@@ -54,7 +54,7 @@ def main() -> int:
         set_death_signal(signal.SIGKILL)
         if os.getppid() != guard:
             os._exit(1)
-        os._exit(_run(order, deadline))
+        os._exit(_run(order, deadline, guard))
     return watch(runner, deadline)
 
 
@@ -79,11 +79,11 @@ def watch(runner: int, deadline: Deadline) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _run(order: Order, deadline: Deadline) -> int:
+def _run(order: Order, deadline: Deadline, guard: int) -> int:
     try:
         from fulltilt.lab.runner.attempt import run_attempt
 
-        return run_attempt(order, deadline)
+        return run_attempt(order, deadline, guard)
     except BaseException as error:
         print(json.dumps({"runner": f"{type(error).__name__}: {error}"}), file=sys.stderr, flush=True)
         return 1
