@@ -6,8 +6,8 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
 # A process a core, each with one thread: tests are many and small. They start hundreds of processes, which find the
-# package compiled, also where the environment keeps Python from storing that. The fast ones wait for a quarter of their
-# time: half again as many processes as cores.
+# package compiled, also where the environment keeps Python from storing that. All but the benchmarks' own wait for a
+# part of their time: half again as many processes as cores.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 JOBS   := $(shell (nproc || sysctl -n hw.ncpu) 2>/dev/null | awk '{n = int($$1 * 3 / 2); print n < 8 ? n : 8}')
 .PHONY: help demo test test-slow test-peers bench-check check format bench bench-gpu test-gpu chaos docs clean
@@ -33,7 +33,7 @@ test: $(INSTALLED) ## the fast test set, offline, and what `make check` checks b
 	wait $$checks || { cat $(VENV)/.checked; exit 1; }; exit $$tested
 
 test-slow: $(INSTALLED) ## the rest: every combination, long runs, trainings and servers that are killed
-	@$(PYTEST) -m "slow and not bench"
+	@$(PYTEST) --numprocesses $(JOBS) -m "slow and not bench"
 
 bench-check: $(INSTALLED) ## the tests of the benchmarks' own helpers
 	@$(PYTEST) -m bench
