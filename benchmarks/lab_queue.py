@@ -63,9 +63,8 @@ PAGES = {"overview": "/", "queue": "/queue?offset={}", "queue of a sweep": "/que
 PAGES |= {"queue of a state": "/queue?state=succeeded&offset={}"}
 N_MACHINES, N_GPUS, N_QUEUED, N_OWNERS = 1000, 8, 1_000_000, 20
 WINDOW = 8064  # queued experiments of an owner that a decision looks at: all devices, and 64 more
-LONGEST_DECISIONS = (
-    30  # of a wait for 8 GPUs: a machine is empty when all that ran there has ended, after 10 in the mean
-)
+# Of a wait for 8 GPUs: a machine is empty when all that ran there has ended, after 10 in the mean.
+LONGEST_DECISIONS = 30
 N_RAY, N_RAY_MACHINES, N_RAY_GPUS, N_CLUSTERS = 20, 2, 4, 6  # experiments, machines, simulated GPUs of each, clusters
 ENDS_AT_ONCE = (
     "import json, sys; w = sys.argv; f = open(w[w.index('--json') + 1], 'w'); f.write('{\"reason\": \"finished\"}')"
@@ -147,7 +146,12 @@ def run(context: Context) -> Findings:
         ),
     )  # fmt: skip
     targets += (judge("20 experiments through Ray from a cold start, s", arms[-1].median, arms[-1].ci95, at_most=60.0),)
-    notes = (
+    return Findings(arms=arms, targets=targets, notes=describe(decision, whole_s))
+
+
+def describe(decision: Simulation, whole_s: Sequence[float]) -> tuple[str, ...]:
+    """Say what was counted, and how."""
+    return (
         "an experiment is claimed by the scheduler, eight at a time, and takes two requests of a client: hello and "
         "finish, with no files; the survey's prototype took two as well, claim and finish, and made 588 a second",
         f"of the {N_ROWS:,} experiments nine of ten have succeeded, with five events each; all of them as JSON took "
@@ -158,7 +162,6 @@ def run(context: Context) -> Findings:
         "through Ray: from no process of Ray to the last result; the training is a program that ends at once, since "
         "what is measured is the lab's and Ray's part",
     )
-    return Findings(arms=arms, targets=targets, notes=notes)
 
 
 def measure_grid(folder: Path, *, n_axis: int, n: int) -> tuple[list[float], list[float], int]:

@@ -35,7 +35,7 @@ _CONTROL_CODES = re.compile(
 _LOG = re.compile(r" \(log: [^()]*\)$")
 IN_EVALUATION = "in the evaluation"
 """A note at an error: it came up as the model was evaluated on the validation set."""
-LONGEST = 1000  # characters of a foreign error that are shown; its log holds all
+MAX_MESSAGE_CHARS = 1000  # of a foreign error that are shown; its log holds all
 _LIBRARIES = ("<frozen ", "<eval_with_key", "site-packages", "dist-packages")
 _LIBRARIES += tuple(str(Path(file).parent) for file in (os.__file__, __file__))
 
@@ -223,7 +223,7 @@ def describe_error(error: BaseException) -> str:
     said: tuple[str | None, ...] = (str(error),)
     if not isinstance(error, FulltiltError):
         text = str(error).strip() or "no message"
-        text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+        text = text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]} …"
         said = (find_place(error), type(error).__name__, text)
     where = IN_EVALUATION if IN_EVALUATION in getattr(error, "__notes__", ()) else None
     return strip_control_codes(": ".join(part for part in (where, *said) if part))

@@ -160,14 +160,9 @@ class Coordinator:
                 executor.cancel(each, is_urgent=True)
 
     def _wake(self, waiting: Sequence[Experiment]) -> None:
-        now_s, here_s = self._clock(), time.time()
-
-        def compute_due_s(experiment: Experiment) -> float:
-            """What it waited under an earlier server counts, so that many restarts do not keep it waiting for ever."""
-            waited_s = max(0.0, here_s - (experiment.ended_s or here_s))
-            return now_s + max(0.0, (experiment.delay_s or 0.0) - waited_s)
-
-        self._awake_s = {each.newest: self._awake_s.get(each.newest) or compute_due_s(each) for each in waiting}
+        now_s, wall_s = self._clock(), time.time()
+        due_s = {each.newest: now_s + _compute_rest_s(each, wall_s) for each in waiting}
+        self._awake_s = {newest: self._awake_s.get(newest, at_s) for newest, at_s in due_s.items()}
         for experiment in waiting:
             if self._awake_s[experiment.newest] <= now_s:
                 with contextlib.suppress(StaleAttemptError):
@@ -242,6 +237,15 @@ class Coordinator:
             settle(self._lab, attempt, End(outcome=outcome, reason=str(error)))
             return
         self._lab.store.note(attempt, ref=ref)
+
+
+def _compute_rest_s(experiment: Experiment, wall_s: float) -> float:
+    """Compute how long an experiment has to wait yet; what passed under an earlier server counts.
+
+    Else many restarts would keep it waiting for ever. A wall clock that was set back makes no wait longer.
+    """
+    waited_s = max(0.0, wall_s - (experiment.ended_s or wall_s))
+    return max(0.0, (experiment.delay_s or 0.0) - waited_s)
 
 
 def _build_room(

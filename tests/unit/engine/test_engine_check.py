@@ -33,6 +33,16 @@ def build_odd_data():
     return TensorDataset(torch.randn(65, 4), torch.randint(2, (65,)))
 
 
+class Rigid(nn.Linear):
+    """A batch of eight is written into it."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def forward(self, inputs):
+        return super().forward(inputs.view(8, 4))
+
+
 def build_norm():
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
@@ -106,6 +116,12 @@ N_WORKERS = (os.cpu_count() or 1) + 1
                 "problem",
                 "1 of 8 samples: BatchNorm cannot train on one value per channel (in BatchNorm1d(",
             ),
+        ),
+        (
+            {"model": Rigid, "validation": build_odd_data},
+            "validation",
+            "problem",
+            "shape '[8, 4]' is invalid for input",
         ),
         ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "loss", "note", "the sum over a batch, so speed.accumulate"),
         ({"loss": fail(SystemExit(0))}, "one step", "problem", "called sys.exit(0)"),

@@ -21,7 +21,7 @@ from fulltilt.engine.loop.progress import LossMeter
 from fulltilt.engine.step.train_step import TrainStep, fetch_batches
 from fulltilt.errors import DataError, UsageError
 from fulltilt.levers.compile import without_compiling
-from fulltilt.measure.nested import count_samples
+from fulltilt.measure.nested import count_samples, slice_samples
 from fulltilt.tasks import Workload
 
 
@@ -76,7 +76,7 @@ def evaluate(
     Args:
         loader: None: the workload has no validation set, and only assesses.
         should_stop: Asked before each batch; true ends the evaluation, which then returns None.
-        n_batches: Evaluate so many, and assess nothing: to try it out.
+        n_batches: Evaluate so many, and as few samples as the last one has, and assess nothing: to try it out.
 
     Raises:
         DataError: no batch came.
@@ -151,6 +151,10 @@ def _compute_means(
         meter.add(loss if n_local == n else loss * (n_local / n), n)
         if world.link is not None:
             world.link.lap("evaluation")
+        if n_batches is not None and loader.batch_size and not world.is_divided:
+            n_last = (count_dataset(loader.dataset) or 0) % loader.batch_size
+            if n_last:
+                step.compute_loss(slice_samples(batch, n, slice(n_last)), is_counted=False)
     if (n_samples := meter.n_samples) == 0:
         raise DataError(f"the validation set of {run.workload.name} yielded no sample; give it some, or leave it out")
     return {name: total / n_samples for name, total in meter.take().read_sums().items()}
