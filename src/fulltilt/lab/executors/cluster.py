@@ -94,6 +94,7 @@ def start_ray(
     environ = {name: value for name, value in os.environ.items() if name not in KEPT_BACK}
     environ |= {MARK: mark, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str((folder / SECRET).resolve())}
     environ |= {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1"}  # these ports ask for no token
+    environ["SPT_NOENV"] = "1"  # Ray's agents would write their title over their environment, and the mark in it
     environ |= {PYTHON: sys.executable, **(environment or {})}
     common = ["--block", "--disable-usage-stats", "--num-cpus=0", f"--object-store-memory={OBJECT_STORE_BYTES}"]
     common += [f"--dashboard-agent-listen-port={find_free_port()}", "--min-worker-port=0", "--max-worker-port=0"]
