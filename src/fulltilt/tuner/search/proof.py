@@ -128,14 +128,16 @@ class Proof:
             yield from self._race()
             self.evidence = Evidence() if len(self._rivals) > 1 else self.evidence
         self.winner = self.best
-        if self.base not in (None, self.best):
-            yield from self._earn(self.winner, self.base)
-        if self.base not in (None, self.best):
-            yield from self._prove(self.base)
-            # Less may be as fast and not be proven in the time; what is proven is then the whole.
-            is_harmless = _is_harmless(self.best, self.winner)
-            if is_harmless and self._is_faster(self.winner) and not self._is_faster(self.best):
-                self.best = self.winner
+        try:
+            if self.base not in (None, self.best):
+                yield from self._earn(self.winner, self.base)
+            if self.base not in (None, self.best):
+                yield from self._prove(self.base)
+        finally:  # the budget may have ended at any group, before what came out ahead was proven: more or less of it is
+            if not self.is_proven:
+                whole = [self.winner] if self.is_earned and _is_harmless(self.best, self.winner) else []
+                known = [*whole, *self._list_proven_parts()]
+                self.best = next(filter(self._is_faster, known), self.best)
 
     def _find_whole(self) -> Plan | None:
         """Find the finalist of which every other one is that plan less one change; None where they differ otherwise."""
@@ -197,15 +199,11 @@ class Proof:
         self.is_earned = False  # until all is done: the budget may end at any group
         found, held = self._take_parts(winner, base), self._list_held(winner, base)
         self._parts = held[1:]
-        try:
-            asked = [winner, *held, *list(found.values())[:MAX_WITHOUT]]
-            if not self._has_room(LOOKS[0] * asked):
-                first = [winner, *held] if self._can_earn(winner, base, found, held) else held
-                yield from self._meet(first, LOOKS[0], "the fastest plan against the settings as they were")
-            yield from self._look_at(found, winner, base, held)
-        finally:  # the budget may have ended before each change was looked at: some of the plan may be proven
-            if not (self.is_earned or self.is_proven):
-                self.best = next((part for part in self._list_proven_parts() if part in self._fine), self.best)
+        asked = [winner, *held, *list(found.values())[:MAX_WITHOUT]]
+        if not self._has_room(LOOKS[0] * asked):
+            first = [winner, *held] if self._can_earn(winner, base, found, held) else held
+            yield from self._meet(first, LOOKS[0], "the fastest plan against the settings as they were")
+        yield from self._look_at(found, winner, base, held)
 
     def _can_earn(self, winner: Plan, base: Plan, found: Mapping[tuple[str, ...], Plan], held: Sequence[Plan]) -> bool:
         """Whether the budget holds what it takes to recommend the winner with all that it alters of learning."""
