@@ -449,6 +449,20 @@ def test_what_is_left_without_several_open_changes_takes_turns_with_the_users_ow
     assert proof.is_proven
 
 
+def test_what_all_fast_plans_share_meets_the_users_own_from_the_first_group_that_counts():
+    """Two changes won both of their groups by 20 % through luck; the part with them was not proven in the end."""
+    whole, less = change(threads=2, channels_last=True, num_workers=2), change(threads=2, channels_last=True)
+    shared = change(threads=2)
+
+    def rate(it, group):
+        swing = (1.0, 1.5, 0.8)[group % 3] if it["channels_last"] and group else 1.0
+        return multiply(threads=20.0, num_workers=1.05)(it) * swing
+
+    proof, groups = feed([whole, less, shared], rate)
+    assert [shared in group and USER in group for group in groups[N_RACE + 1 :]][: LOOKS[0]] == [True] * LOOKS[0]
+    assert proof.is_proven
+
+
 def test_a_change_that_won_two_groups_by_far_is_in_the_part_that_meets_the_users_own_next():
     """One gained 17 times, 6 to 51 from group to group: its part met the user's own in the fifth group, too late."""
     plan, left = change(threads=2, channels_last=True, fused_optimizer=True), change(threads=2)

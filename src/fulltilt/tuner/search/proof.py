@@ -24,7 +24,7 @@ from fulltilt.tuner.search.session import Ask, TakeTurns, Wish, estimate_turn_s
 
 N_RACE = 2  # groups of the race; one more for those that may still win, as one group may be off by half
 BEHIND_PCT = 5.0  # of speed: a winner as far behind the user's own plan in each group is given up
-AHEAD_PCT = 20.0  # of speed: a change that wins by this in each group belongs to what is proven first
+AHEAD_PCT = 100.0  # of speed: a change that wins by this in each group belongs to what is proven first
 WORTH_LOG = math.log1p(WORTH_PCT / 100)
 N_EARN = 3  # groups in which each change is looked at first
 N_SURE = LOOKS[3]  # groups, though the time is over, before a change or a plan goes that may be worth it
@@ -86,6 +86,7 @@ class Proof:
         self._turn_s = {row.plan: estimate_turn_s(row) for row in rows if row.status == "ok"}
         fine = find_recommendable([row for row in rows if row.status == "ok"], space.memory_gib)
         self._fine = {row.plan for row in fine}
+        self._rates = {row.plan: read_rate(row) for row in fine}
         has_run = any(row.plan == space.user_plan and row.status == "ok" for row in rows)
         self.base = space.user_plan if has_run else None
         self.evidence: Evidence[Plan] = Evidence()  # of the race, and anew when that is over
@@ -183,9 +184,15 @@ class Proof:
         return statistics.median(self.evidence.list_log_ratios(other, plan) or [0.0])
 
     def _list_held(self, winner: Plan, base: Plan) -> list[Plan]:
-        """List what takes turns beside the winner until it is told apart: the user's own, and the harmless part."""
-        harmless = self._take_back(winner, base, *_list_altering(base, winner))
-        return [base] if harmless in (None, base, winner) else [base, harmless]
+        """List what takes turns beside the winner until it is told apart: the user's own, and parts that may do.
+
+        These are the harmless part, and what all plans share that ran half as fast as the winner, or faster.
+        """
+        least = self._rates[winner] / (1 + AHEAD_PCT / 100)
+        fast, changed = [plan for plan, rate in self._rates.items() if rate >= least], list_changed(base, winner)
+        own = [names for names in changed if any(plan[name] != winner[name] for plan in fast for name in names)]
+        parts = [self._take_back(winner, base, *less) for less in (own, _list_altering(base, winner))]
+        return [base, *[part for part in parts if part not in (None, base, winner)][:1]]
 
     def _take_parts(self, plan: Plan, base: Plan) -> dict[tuple[str, ...], Plan]:
         """Return the plan less each of its changes, where that can run and is not the user's own."""
@@ -225,7 +232,7 @@ class Proof:
             yield from self._secure()
             while asked:
                 if self._count_met(winner, *held) >= (N_RACE if is_first and self._list_clear() else N_EARN):
-                    held, is_first = self._hold_rest(winner, base), False
+                    held, is_first = self._hold_rest(winner, base, held), False
                 plans = [winner, *asked.values(), *held]
                 arms = yield from self._meet(plans, n_groups, "the fastest plan, and less of it")
                 if winner not in arms:
@@ -245,13 +252,17 @@ class Proof:
         self.best = yield from self._drop(winner, base, order)
         self.is_earned = True
 
-    def _hold_rest(self, winner: Plan, base: Plan) -> list[Plan]:
+    def _hold_rest(self, winner: Plan, base: Plan, held: Sequence[Plan]) -> list[Plan]:
         """Return the user's own and what is left of the winner without its idle changes, until these met often."""
         clear = self._list_clear()
         rest = self._take_back(winner, base, *(names for names in self._list_idle() if names not in clear))
-        held = [base] if rest in (None, base, winner) else [base, rest]
-        self._parts += [plan for plan in held[1:] if plan not in self._parts]
-        return held if self.base is not None and self._count_met(winner, *held) < LOOKS[0] else []
+        needed = [name for names in clear for name in names]
+        parts = [rest, *(part for part in held if needed and all(part[name] == winner[name] for name in needed))]
+        parts = [part for part in dict.fromkeys(parts) if part not in (None, base, winner)]
+        self._parts += [part for part in parts if part not in self._parts]
+        left = [part for part in parts if self._count_met(base, part) < LOOKS[0]]
+        is_over = self.base is None or (not left and self._count_met(base, winner) >= LOOKS[0])
+        return [] if is_over else [base, *left]
 
     def _secure(self) -> Steps:
         """Run a part of the winner that is proven as a whole while the winner is not: the budget may end soon."""
@@ -265,9 +276,10 @@ class Proof:
         return sorted(proven, key=lambda part: self._compute_lead_pct(part, self._space.user_plan), reverse=True)
 
     def _is_sound(self, plan: Plan) -> bool:
-        """Whether what a plan alters of learning is proven to be worth it."""
-        idle, altering = self._list_idle(), _list_altering(self._space.user_plan, plan)
-        return all(names in self._without and names not in idle for names in altering)
+        """Whether what a plan alters of learning is proven to be worth it, where the plan as a whole is."""
+        own, idle = self._space.user_plan, self._list_idle()
+        is_one = len(list_changed(own, plan)) == 1
+        return is_one or all(names in self._without and names not in idle for names in _list_altering(own, plan))
 
     def _list_idle(self) -> list[tuple[str, ...]]:
         """List the winner's changes that are not shown to be worth it."""
