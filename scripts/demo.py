@@ -30,7 +30,8 @@ CONFIG = ROOT / "configs" / "digits.yaml"
 DEFAULTS = "PyTorch's defaults"  # what configs/digits.yaml says: no workers, fp32, every switch off
 N_PAIRS = 3  # trainings of each arm, in turn, each with a seed of its own
 MIN_PAIRS, TRAININGS_LIMIT_S = 2, 60.0  # beside other work one pair may take a minute: then fewer are begun
-N_EPOCHS = 25  # enough for what happens once, such as the first step, to weigh little
+MOST_EPOCHS = 25  # enough for what happens once, such as the first step, to weigh little
+MIN_EPOCHS, TRAINING_S = 4, 20.0  # the defaults took three minutes for 25 beside other work
 SAID = {
     "faster": "the pick is faster",
     "slower": "the pick is slower",
@@ -49,16 +50,22 @@ def main() -> int:
     say("1. find the fastest safe settings")
     run("tune", str(CONFIG), "--budget", "3m", "--out", str(OUT / "tune"), "--apply", str(tuned))
 
+    found = json.loads((OUT / "tune" / "tune.json").read_text())
     if load_config(tuned).digest != load_config(CONFIG).digest:  # else there is nothing to compare
         say("2. train with PyTorch's defaults and with the pick, in turn")
-        compare_trainings(tuned)
-    verdict = describe_verdict(json.loads((OUT / "tune" / "tune.json").read_text()))
+        compare_trainings(tuned, n_epochs=count_epochs(found["savings"]))
+    verdict = describe_verdict(found)
     console.print(f"\n{verdict}", style="bold", markup=False)
     console.print(f"report: {OUT / 'tune' / 'report.html'}\nsettings: {tuned}")
     return 0
 
 
-def compare_trainings(tuned: Path) -> None:
+def count_epochs(savings: dict[str, Any]) -> int:
+    """Return how many epochs the defaults are expected to train in the time of one training."""
+    return max(MIN_EPOCHS, min(MOST_EPOCHS, int(TRAINING_S * savings["n_epochs"] / savings["before_s"])))
+
+
+def compare_trainings(tuned: Path, *, n_epochs: int) -> None:
     """Train with the defaults and with the pick in turn, and print how they compare."""
     runs: dict[str, list[dict[str, Any]]] = {DEFAULTS: [], "the pick": []}
     began = time.monotonic()
@@ -69,7 +76,7 @@ def compare_trainings(tuned: Path) -> None:
             break
         order = [(DEFAULTS, CONFIG), ("the pick", tuned)]
         for name, config in order if pair % 2 == 0 else reversed(order):
-            runs[name].append(train(name, config, seed=pair))
+            runs[name].append(train(name, config, seed=pair, n_epochs=n_epochs))
     report(runs)
 
 
@@ -87,9 +94,9 @@ def run(*words: str, quiet: bool = False) -> None:
         sys.exit(done.returncode)
 
 
-def train(name: str, config: Path, *, seed: int) -> dict[str, Any]:
+def train(name: str, config: Path, *, seed: int, n_epochs: int) -> dict[str, Any]:
     out = OUT / "train" / f"{config.stem}-{seed}"
-    words = ["train", str(config), f"run.seed={seed}", "--epochs", str(N_EPOCHS), "--out", str(out), "--quiet"]
+    words = ["train", str(config), f"run.seed={seed}", "--epochs", str(n_epochs), "--out", str(out), "--quiet"]
     with console.status(f"training {name}, seed {seed}"):
         run(*words, "--json", f"{out}.json", quiet=True)
     return json.loads(Path(f"{out}.json").read_text())

@@ -1,5 +1,6 @@
 """``fulltilt infer serve`` as a user runs it: on this machine, and on Ray Serve with two replicas."""
 
+import collections
 import contextlib
 import json
 import os
@@ -116,8 +117,25 @@ def test_ray_serve_starts_another_replica_where_requests_wait_and_both_answer_as
         assert {status for status, _ in answers} == {200}
         assert all(answer["outputs"] == alone for _, answer in answers)
         assert call(f"{url}/v1/predict", b'{"inputs": [[1, 2]]}')[0] == 422
+
+        def ask_until_refused():
+            """Count answers by status, until nobody listens; None: a line that was cut."""
+            seen = collections.Counter()
+            while True:
+                try:
+                    seen[call(f"{url}/v1/predict", samples)[0]] += 1
+                except OSError as error:
+                    if isinstance(getattr(error, "reason", None), ConnectionRefusedError):
+                        return seen
+                    seen[None] += 1
+
+        asking = [pool.submit(ask_until_refused) for _ in range(4)]
+        time.sleep(1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, said.read_text()
+        counts = sum((each.result() for each in asking), collections.Counter())
+        assert counts[200] > 10
+        assert set(counts) <= {200, 429, 503}, counts
     until_s = time.monotonic() + 30
     while (left := find_processes(mark)) and time.monotonic() < until_s:
         time.sleep(0.5)

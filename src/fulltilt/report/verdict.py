@@ -1,5 +1,6 @@
 """Say what came of a search: one sentence, and the screen that ends ``fulltilt tune``."""
 
+import math
 import statistics
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -261,9 +262,10 @@ def describe_saving(document: Document) -> list[str]:
         low, high = map(format_duration, savings["saved_s_ci"])
         lines.append(f"{saved} of this run's {before} of training ({low} to {high}; {savings['n_epochs']} epochs)")
     took, after = format_duration(savings["search_s"]), format_duration(savings["payback_s"])
-    is_long = savings["after_s"] is not None and savings["payback_s"] > savings["after_s"]
-    more = ", more than this run saves" if is_long else ""
-    return [*lines, f"the search took {took}{more}: paid back after {after} of training"]
+    if savings["after_s"] is not None and savings["payback_s"] > savings["after_s"]:
+        n_runs = math.ceil(savings["payback_s"] / savings["after_s"])
+        return [*lines, f"the search took {took}, more than this run saves: {n_runs} such runs pay it back"]
+    return [*lines, f"the search took {took}: paid back after {after} of training"]
 
 
 def describe_trainings(document: Document) -> list[str]:

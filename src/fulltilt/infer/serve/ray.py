@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fulltilt.errors import UsageError
-from fulltilt.infer.artefact import open_artefact
+from fulltilt.infer.artefact import open_artefact, read_manifest
 from fulltilt.infer.serve.app import build_app
 from fulltilt.infer.serve.service import Service, Settings
 from fulltilt.infer.serve.serving import KEEP_ALIVE_S, MOST_DRAIN_S
@@ -71,7 +71,7 @@ def start(
             "target_ongoing_requests": max(1, int(WAITING_SHARE * settings.n_waiting)),
         },
         graceful_shutdown_timeout_s=MOST_DRAIN_S,
-        ray_actor_options={"num_cpus": n_threads or 1},
+        ray_actor_options={"num_cpus": n_threads or 1, "num_gpus": int(read_manifest(place).device == "cuda")},
     )(serve.ingress(build)())
     serve.run(deployment.bind(), name=NAME, route_prefix="/")
     return format_url(host, port, tls, names)
