@@ -136,8 +136,8 @@ class Proof:
                 yield from self._prove(self.base)
         finally:  # the budget may have ended at any group, before what came out ahead was proven: more or less of it is
             if not self.is_proven:
-                whole = [self.winner] if self.is_earned and _is_harmless(self.best, self.winner) else []
-                known = [*whole, *self._list_proven_parts()]
+                has_earned = self.is_earned and _is_harmless(self.best, self.winner)
+                known = [*([self.winner] if has_earned else []), *self._list_proven_parts()]
                 self.best = next(filter(self._is_faster, known), self.best)
 
     def _find_whole(self) -> Plan | None:
