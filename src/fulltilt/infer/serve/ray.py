@@ -1,5 +1,6 @@
 """Run the same application on Ray Serve: replicas in processes of their own, on one machine or many, autoscaled."""
 
+import contextlib
 import os
 import secrets
 from collections.abc import Sequence
@@ -82,5 +83,9 @@ def stop() -> None:
     import ray
     from ray import serve
 
+    if not ray.is_initialized():
+        return
+    with contextlib.suppress(serve.exceptions.RayServeException):  # it never began
+        serve.delete(NAME)  # who comes hears 404 from then on; without it lines were cut
     serve.shutdown()
     ray.shutdown()
