@@ -1,7 +1,7 @@
-"""Interleaved blocks: every arm runs in every round, forwards and then backwards, from a start drawn anew.
+"""Rounds of blocks as ``stats.alternation`` runs them, of arms that are measured in anything: seconds, MiB, losses.
 
-Slow drift of the machine (clock, temperature, neighbours) then falls on all arms alike and cancels in the difference of
-two arms of one round. The round is the unit of replication.
+Slow drift of the machine (clock, temperature, neighbours) falls on all arms of a round alike and cancels in the
+difference of two of them. The round is the unit of replication.
 """
 
 from __future__ import annotations
@@ -12,28 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from benchmarks._schema import Arm, build_arm
+from fulltilt.stats import run_round
 
 B = TypeVar("B")
 Round = dict[str, tuple[B, B]]
 
 
-def order_blocks(names: Sequence[str], rng: random.Random) -> list[str]:
-    """Return each name twice, as a palindrome: a b c c b a, turned to a random start."""
-    start = rng.randrange(len(names))
-    turned = [*names[start:], *names[:start]]
-    return [*turned, *reversed(turned)]
-
-
 def run_rounds(names: Sequence[str], run_block: Callable[[str], B], *, n_rounds: int, seed: int = 0) -> list[Round[B]]:
     """Return both blocks of every arm, round by round."""
     rng = random.Random(seed)
-    rounds = []
-    for _ in range(n_rounds):
-        blocks: dict[str, list[B]] = {name: [] for name in names}
-        for name in order_blocks(names, rng):
-            blocks[name].append(run_block(name))
-        rounds.append({name: (first, second) for name, (first, second) in blocks.items()})
-    return rounds
+    rounds = [run_round(names, run_block, rng) for _ in range(n_rounds)]
+    return [{name: (first, second) for name, (first, second) in blocks.items()} for blocks in rounds]
 
 
 def compute_means(rounds: Sequence[Round[B]], arm: str, read: Callable[[B], float] = float) -> list[float]:

@@ -96,7 +96,8 @@ def _run_here(args: argparse.Namespace, source: str, grid: Grid) -> int:
     print_result(console, _describe_end(shown, n_waiting, time.monotonic() - began_s))
     if best := listing.describe_best([each for each in shown if each["id"] in done["ids"]]):
         console.print(best)
-    console.print(listing.build_table(shown, n_rows=None if args.verbose else listing.N_ROWS))
+    n_rows = None if args.verbose else listing.N_ROWS
+    console.print(listing.build_table(shown, width=console.width, n_rows=n_rows))
     return 0 if all(each["state"] == "succeeded" for each in shown) else 1
 
 
@@ -189,7 +190,8 @@ class QueueView:
         if self._live is None:
             self._print_changes()
         elif time.monotonic() - self._drawn_s >= REDRAW_S:
-            table = listing.build_table(self._client.get("/api/experiments", urgent=listing.N_ROWS)["experiments"])
+            found = self._client.get("/api/experiments", urgent=listing.N_ROWS)["experiments"]
+            table = listing.build_table(found, width=self._console.width)
             states = self._client.get("/api/status")["states"]
             table.title, table.title_justify = listing.describe_states(states), "left"
             self._live.update(table, refresh=True)

@@ -140,10 +140,8 @@ def describe_left_out(event: SearchStarted | None) -> str | None:
         return None
     first, n = ", ".join(event.levers_left_out[:3]), len(event.levers_left_out)
     names = f"{n} more switches ({first}, …)" if n > 3 else f"also {first}"
-    return (
-        f"fulltilt tune with the same flags would try {names}: it goes on from these rows, and chooses what it runs of "
-        f"a grid of {event.full_grid_size:,}, in at most {format_duration(DEFAULT_BUDGET_S)} where runs are short"
-    )
+    grid, took = f"a grid of {event.full_grid_size:,}", f"at most {format_duration(DEFAULT_BUDGET_S)}"
+    return f"`fulltilt tune` with the same flags tries {names}: on from these rows, {grid}, {took} where runs are short"
 
 
 def _describe_trial(trial: Trial) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fulltilt.stats import Comparison
 
 SUFFIXES = (".yaml", ".yml")
+N_LINES = 24  # of a screen
+N_DIFFERENCES, N_FIGURES = 10, 8  # that are shown: with what stands around them they fit it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +75,8 @@ def compare_measured(args: argparse.Namespace) -> int:
 
     (a, b), names = _read_configs(args)
     limit_s = LIMIT_S if args.budget is None else parse_duration_s(args.budget)
-    console, errors = build_console(to_stderr=args.json == "-"), build_console(to_stderr=True)
+    console = build_console(to_stderr=args.json == "-", is_screen=True)
+    errors = build_console(to_stderr=True)
     kept = "nothing was measured yet"
     with note_interruption(lambda: kept), console.status("starting both") as status:
         begin_s = time.monotonic()
@@ -92,7 +95,7 @@ def compare_measured(args: argparse.Namespace) -> int:
 
         result = compare_configs(a, b, names=names, limit_s=limit_s, on_group=tell)
     document = encode(result)
-    print_comparison(console, document)
+    print_comparison(console, document, is_verbose=args.verbose)
     write_json(args.json, document)
     return 0
 
@@ -115,14 +118,15 @@ def _read_configs(args: argparse.Namespace) -> tuple[tuple[Config, Config], tupl
     return (load(args.a, []), load(source, words)), names
 
 
-def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
-    """Print the sentence, both speeds as bars, and what differs."""
+def print_comparison(console: Console, document: Mapping[str, Any], *, is_verbose: bool) -> None:
+    """Print the sentence, both speeds as bars, and what differs, a line each unless all is asked for."""
     from fulltilt.records import format_rate
     from fulltilt.report.gain import draw_bar, say_gain
     from fulltilt.report.table import format_value
     from fulltilt.report.verdict import describe_noise
 
     a, b, comparison = document["a"], document["b"], document["comparison"]
+    fit: Any = {} if is_verbose else {"no_wrap": True, "overflow": "ellipsis"}
     how = "groups of fresh processes that took turns" if document["takes_turns"] else "rounds of whole processes"
     took = f"{comparison['n_groups']} {how}, {document['seconds']:.0f} s"
     sentence = f"{say_gain(comparison, 'B', 'A')}; {took}."
@@ -132,13 +136,17 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
     scale = max(rate, b["samples_per_s"], *(end for end in reach if end < 10 * rate))
     for key, side, interval in (("A", a, ()), ("B", b, reach)):
         shown = side["samples_per_s"]
-        console.print(f"{key}  {draw_bar(shown, scale, interval)}  {format_rate(shown):>9} samples/s  {side['name']}")
+        figure = f"{draw_bar(shown, scale, interval)}  {format_rate(shown):>9} samples/s"
+        console.print(f"{key}  {figure}  {side['name']}", **fit)
     if {"task", "model", "data.dataset"} & {*document["differences"]}:
         console.print("not the same training: only samples/s are compared")
     if not document["differences"]:
         console.print("   no setting differs: this is how far the same training is from itself", style="dim")
-    for key, (mine, theirs) in document["differences"].items():
-        console.print(f"   {key}: {format_value(mine)} → {format_value(theirs)}", style="dim")
+    lines = [f"   {k}: {format_value(x)} → {format_value(y)}" for k, (x, y) in document["differences"].items()]
+    if not is_verbose and len(lines) > N_DIFFERENCES + 1:
+        lines[N_DIFFERENCES:] = [f"   and {len(lines) - N_DIFFERENCES} settings more: --verbose"]
+    for line in lines:
+        console.print(line, style="dim", **fit)
     if comparison["verdict"] == "undecided":
         console.print("next: a longer --budget, or a quieter machine")
     for line in describe_noise(document):
@@ -146,24 +154,30 @@ def print_comparison(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def compare_results(args: argparse.Namespace) -> int:
-    """Print what differs between two results, and which figures by more than their spread."""
+    """Print how two results came out, which figures differ by more than their spread, and what else does."""
+    from rich.text import Text
+
     from fulltilt.report import compare_text as words
     from fulltilt.report.compare import compare_sides
     from fulltilt.report.compare_sides import read_side
 
     document = compare_sides(read_side(args.a), read_side(args.b[0]))
     write_json(args.json, document)
-    console = build_console(to_stderr=args.json == "-")
-    print_result(console, words.describe_result(document), style="bold yellow" if document["refusal"] else "bold")
-    for line in words.describe_sides(document):
-        console.print(line)
-    console.print("\nWhat differs", style="bold")
-    for line in words.describe_differences(document):
-        console.print(f"  {line}")
-    console.print("\nFigures", style="bold", end="")
-    console.print(f" ({words.describe_statistics(document)})")
-    console.print(words.build_figures_table(document))
-    console.print()
-    for line in words.describe_remarks(document):
-        console.print(f"· {line}")
+    console = build_console(to_stderr=args.json == "-", is_screen=not args.verbose)
+    sentence = words.describe_result(document)
+    print_result(console, sentence, style="bold yellow" if document["refusal"] else "bold")
+    with console.capture() as rest:
+        for line in words.describe_sides(document):
+            console.print(line)
+        console.print(f"Figures ({words.describe_statistics(document)})")
+        console.print(words.build_figures_table(document, n_rows=None if args.verbose else N_FIGURES))
+        console.print("What differs", style="bold")
+        for line in words.describe_differences(document):
+            console.print(f"  {line}")
+        for line in words.describe_remarks(document):
+            console.print(f"· {line}")
+    lines, room = rest.get().splitlines(), N_LINES - len(Text(sentence).wrap(console, console.width))
+    if not args.verbose and len(lines) > room:
+        lines[room - 1 :] = [f"{len(lines) - room + 1} lines more: --verbose"]
+    console.print(Text.from_ansi("\n".join(lines)))
     return 0

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "find_address", "run"]
 
 FOLLOW_S = 0.5
+N_ATTEMPTS, N_CHARS = 12, 600  # that are shown of an experiment, the newest, and of its sentence: these fit a screen
 NEEDED = ("sqlalchemy", "alembic", "fastapi", "uvicorn", "httpx2", "fsspec", "jinja2", "prometheus_client")
 
 
@@ -79,13 +81,14 @@ def _run_list(args: argparse.Namespace, client: Client) -> int:
     write_json(args.json, document)
     if args.json == "-":
         return 0
-    console, status = build_console(), client.get("/api/status")
+    console, status = build_console(is_screen=not args.verbose), client.get("/api/status")
     found = sorted(document["experiments"], key=lambda entry: int(entry["id"][1:]))
     where = args.url or args.lab
     print_result(console, f"experiments in {where}: {listing.describe_states(status['states']) or 'none yet'}")
     if not status["has_room"]:
         console.print("the disk of the lab is full: nothing starts until there is room", style="yellow")
-    console.print(listing.build_table(found, n_rows=None if args.verbose else listing.N_ROWS))
+    n_rows = None if args.verbose else listing.N_ROWS
+    console.print(listing.build_table(found, width=console.width, n_rows=n_rows))
     n_more = 0 if args.verbose else sum(status["states"].values()) - listing.N_ROWS
     if n_more > 0:
         console.print(f"{n_more} more: --verbose")
@@ -95,6 +98,7 @@ def _run_list(args: argparse.Namespace, client: Client) -> int:
 def _run_show(args: argparse.Namespace, client: Client) -> int:
     from fulltilt.lab import listing
     from fulltilt.report import format_duration
+    from fulltilt.report.summary import count
 
     document = client.get(f"/api/experiments/{args.id}", **({"reveal": True} if args.reveal else {}))
     write_json(args.json, document)
@@ -105,16 +109,21 @@ def _run_show(args: argparse.Namespace, client: Client) -> int:
     is_over = found["state"] in ("succeeded", "failed")
     sentence = f"{found['id']} ({listing.describe_point(found)}) {'has' if is_over else 'is'} {found['state']}"
     sentence += f": {said}" if said else ""
-    print_result(console, sentence, soft_wrap=True)
+    if not args.verbose:
+        sentence = textwrap.shorten(sentence, N_CHARS, placeholder=" … (--verbose)")
+    print_result(console, sentence, soft_wrap=args.verbose)
     console.print(f"from {document['source']}, priority {found['priority']}, folder {found['out_dir']}", soft_wrap=True)
-    for attempt in document["attempts"]:
-        ended_s = attempt["ended_s"] or time.time()
-        console.print(
-            f"attempt {attempt['number']} on {attempt['node']} ({', '.join(attempt['devices'])}), "
-            f"{format_duration(ended_s - attempt['started_s'])}: "
-            + ": ".join(filter(None, (attempt["outcome"] or "under way", attempt["reason"]))),
-            soft_wrap=True,
-        )
+    shown = document["attempts"] if args.verbose else document["attempts"][-N_ATTEMPTS:]
+    if n_before := len(document["attempts"]) - len(shown):
+        console.print(f"{count(n_before, 'earlier attempt')}: --verbose")
+    for attempt in shown:
+        took = format_duration((attempt["ended_s"] or time.time()) - attempt["started_s"])
+        end = ": ".join(filter(None, (attempt["outcome"] or "under way", attempt["reason"])))
+        line = f"attempt {attempt['number']} on {attempt['node']} ({', '.join(attempt['devices'])}), {took}: {end}"
+        if args.verbose:
+            console.print(line, soft_wrap=True)
+        else:
+            console.print(" ".join(line.split()), no_wrap=True, overflow="ellipsis")
     return 0
 
 

@@ -155,12 +155,11 @@ def _search(args: argparse.Namespace, config: Config, count: RowCount) -> int:
     if is_changed:
         where = "it needs another --out" if args.out else "in a folder of its own"
         console.print(f"· the same command now searches from these settings: {where}")
-    print_verdict(console, document, files="" if unwritten else files, apply=how, args=args)
+    left_out = None if is_changed else describe_left_out(started)
+    print_verdict(console, document, files="" if unwritten else files, apply=how, left_out=left_out, args=args)
     if args.quiet and applied:
         print_result(console, applied[0].rstrip(":"))
         warn(line for line in applied if line.startswith(f"{args.apply}: "))
-    if not is_changed and (left_out := describe_left_out(started)):
-        console.print(left_out, soft_wrap=True)
     write_json(args.json, result.to_json_text())  # what was measured is said before that it could not be kept
     if unwritten is not None:
         raise unwritten
@@ -221,7 +220,13 @@ def _without_verification(result: TuneResult, reason: str) -> TuneResult:
 
 
 def print_verdict(
-    console: Console, document: Mapping[str, Any], *, files: str, apply: str, args: argparse.Namespace
+    console: Console,
+    document: Mapping[str, Any],
+    *,
+    files: str,
+    apply: str,
+    left_out: str | None,
+    args: argparse.Namespace,
 ) -> None:
     """Print the screen that ends a search, the verdict first; with ``--quiet`` that and, on stderr, warnings."""
     from fulltilt.report.verdict import build_screen, describe_verdict, list_warnings
@@ -231,7 +236,7 @@ def print_verdict(
         print_result(console, describe_verdict(document))
         warn(list_warnings(document, source=source))
         return
-    first, *rest = build_screen(document, files=files, apply=apply, source=source)
+    first, *rest = build_screen(document, files=files, apply=apply, source=source, left_out=left_out)
     console.print()
     console.print(first, style="bold", soft_wrap=True)
     for line in rest:

@@ -135,24 +135,26 @@ def describe_outcome(entry: Entry) -> str:
     return said or describe_metrics(entry["metrics"])
 
 
-def build_table(entries: Sequence[Entry], *, n_rows: int | None = N_ROWS) -> Table:
-    """Build the table of the experiments that matter most now, oldest first."""
+def build_table(entries: Sequence[Entry], *, width: int, n_rows: int | None = N_ROWS) -> Table:
+    """Build the table of the experiments that matter most now, oldest first.
+
+    Only points and metrics are cut where all do not fit into ``width`` columns.
+    """
     from rich.table import Table
     from rich.text import Text
 
     urgent = sorted(entries, key=lambda entry: URGENCY.index(entry["state"]))[:n_rows]
     shown = {entry["id"] for entry in urgent}
     rows = [(entry, _list_cells(entry)) for entry in entries if entry["id"] in shown]
+    names = ("id", "state", "point", "metrics", "device", "seconds")
+    widths = {name: max(map(len, [name, *(cells[n] for _, cells in rows)])) for n, name in enumerate(names)}
+    room = max(width - sum(widths.values()) + widths["point"] + widths["metrics"] - 2 * (len(names) - 1), 20)
+    widths["point"] = min(widths["point"], max(room // 2, room - widths["metrics"]))
+    widths["metrics"] = min(widths["metrics"], room - widths["point"])
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, name in enumerate(("id", "state", "point", "metrics", "device", "seconds")):
-        width = max(map(len, [name, *(cells[place] for _, cells in rows)]))
-        table.add_column(
-            name,
-            no_wrap=True,
-            overflow="ellipsis",
-            justify="right" if name == "seconds" else "left",
-            min_width=None if name in ("point", "metrics") else width,  # only these two may be cut
-        )
+    for name in names:
+        justify = "right" if name == "seconds" else "left"
+        table.add_column(name, no_wrap=True, overflow="ellipsis", justify=justify, width=widths[name])
     for entry, cells in rows:
         table.add_row(*(Text(strip_control_codes(cell)) for cell in cells), style=STYLES.get(entry["state"], ""))
     return table
@@ -163,7 +165,7 @@ def _list_cells(entry: Entry) -> list[str]:
         entry["id"],
         entry["state"] + (f" ({entry['attempt']})" if entry["attempt"] > 1 else ""),
         describe_point(entry),
-        describe_outcome(entry),
+        " ".join(describe_outcome(entry).split()),  # a reason may have lines
         ", ".join(entry["devices"]),
         "" if entry["seconds"] is None else format_duration(entry["seconds"]),
     ]

@@ -15,6 +15,7 @@ MAX_SERIES = 6  # more lines than colours cannot be told apart
 MAX_MARKS = 40  # points of a line; with more the marks hide it
 MAX_OVER = 2.0  # times the largest figure: intervals and single runs that reach further are cut there
 N_TICKS = 5
+NAME_HEIGHT, NAME_REACH = 14, 0.3  # of a name beside a point: in pixels, and of an axis
 LABEL_WIDTH = 0.1  # of an axis: figures that are closer stand over each other
 EMPTY = '<p class="note">nothing was measured</p>'
 COLOURS = tuple(f"var(--c{i})" for i in range(MAX_SERIES))
@@ -209,18 +210,20 @@ def _line(points: Sequence[Point], x: Axis, y: Axis, colour: str) -> str:
 def _marks(points: Sequence[Point], x: Axis, y: Axis, colour: str) -> str:
     """Draw points; of a dense line invisibly, for the pointer to find the exact figure.
 
-    The name of the first that has one stands on its left, so that two which are close can be read.
+    The name of the first that has one stands on its left, and names of close points on lines of their own.
     """
     fill, out = "transparent" if len(points) > MAX_MARKS else colour, ""
-    first = next((p for p in points if p.name), None)
+    first, placed = next((p for p in points if p.name), None), list[tuple[float, float]]()
     for p in sorted(points, key=lambda p: bool(p.name)):
         at = f'cx="{x.x(p.x)}" cy="{y.y(p.y)}"'
         out += f'<circle {at} r="4.5" fill="{fill}"><title>{escape(p.label)}</title></circle>'
         if p.name:
             kind, dx = ("name end", -12) if x.share(p.x) > (0.2 if p is first else 0.8) else ("name", 12)
-            out += f'<circle {at} r="9" class="ring"/>' + _text(
-                kind, x.x(p.x), float(y.y(p.y)) + 4, p.name, f' dx="{dx}"'
-            )
+            line, near = float(y.y(p.y)) + 4, [at for share, at in placed if abs(x.share(p.x) - share) < NAME_REACH]
+            while any(abs(line - other) < NAME_HEIGHT for other in near):
+                line += NAME_HEIGHT if float(y.y(p.y)) < HEIGHT / 2 else -NAME_HEIGHT
+            placed.append((x.share(p.x), line))
+            out += f'<circle {at} r="9" class="ring"/>' + _text(kind, x.x(p.x), line, p.name, f' dx="{dx}"')
     return out
 
 

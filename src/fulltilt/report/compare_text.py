@@ -111,16 +111,17 @@ def _describe_reasons(document: Document) -> Iterator[str]:
             yield f"only in {key.upper()}: {_shorten(names)}"
 
 
-def build_figures_table(document: Document) -> Any:
-    """Build a rich Table with a figure a row."""
+def build_figures_table(document: Document, *, n_rows: int | None = None) -> Any:
+    """Build a rich Table with a figure a row: all of them, or the first and as many columns as a screen holds."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("figure", "A", "B", "B − A", "interval", "could detect", "n", "verdict"):
+    titles = ["figure", "A", "B", "B − A", "interval", "n", "verdict", *(["could detect"] if n_rows is None else [])]
+    for title in titles:
         is_text = title in ("figure", "verdict")
         table.add_column(title, justify="left" if is_text else "right", no_wrap=title != "figure")
-    for row in document["figures"]:
+    for row in document["figures"][:n_rows]:
         verdict, detectable_pct = row["verdict"], row["detectable_pct"]
         cells = [
             row["name"],
@@ -128,11 +129,13 @@ def build_figures_table(document: Document) -> Any:
             _format_number(row["b"]),
             "" if row["change_pct"] is None else f"{_format_pct(row['change_pct'])} %",
             _format_interval(row["ci_pct"]),
-            "" if detectable_pct is None else f"{_format_pct(detectable_pct).replace('+', '')} %",
             f"{row['n_a']}, {row['n_b']}",
             VERDICTS.get(verdict, verdict),
+            "" if detectable_pct is None else f"{_format_pct(detectable_pct).replace('+', '')} %",
         ]
-        table.add_row(*map(Text, cells), style=STYLES.get(verdict or "", "dim"))
+        table.add_row(*map(Text, cells[: len(titles)]), style=STYLES.get(verdict or "", "dim"))
+    if n_rows is not None and (n_more := len(document["figures"]) - n_rows) > 0:
+        table.add_row(f"{count(n_more, 'more figure')}: --verbose")
     return table
 
 

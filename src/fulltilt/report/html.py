@@ -74,8 +74,10 @@ def build_tune_summary(document: Document) -> str:
 
 
 def _build_first_part(document: Document) -> str:
+    *run, payback = describe_saving(document) or [""]
     said = [
-        *describe_saving(document),
+        *(f"saves {line}" for line in run),
+        *filter(None, [payback]),
         *describe_learning_rate(document),
         *describe_noise(document["search"]),
         *(f"next: {line}" for line in list_next(document)),

@@ -23,6 +23,7 @@ PICK_TITLES = {
     "throughput": "Highest throughput",
     "efficiency": "Best efficiency (samples/s per GiB)",
     "memory": "Least memory at an acceptable speed",
+    "unproven": "Best other plan, not recommended",
 }
 MAX_TIES = 5  # that are named; the document has them all
 SAID_IN_SHORT = ("not in the space", "failed")  # of the levers: not what the search had before it and passed over
@@ -52,7 +53,7 @@ def describe_plan(plan: Mapping[str, Any]) -> str:
     return ", ".join(sorted(parts, key=lambda part: not part.startswith("batch_size")))
 
 
-def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """List the lines under a pick's title.
 
     Args:
@@ -70,9 +71,8 @@ def describe_pick(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = (
             f"{count(gain['n_groups'], 'group')} in turns): {gain['verdict']}"
         )
     lines.append(f"rule: {pick['rule']}")
-    if ids := pick.get("tied_with"):
-        plans = {row["id"]: row["plan"] for row in rows}
-        lines.append(f"tied with: {_shorten([_describe_tie(id, plans.get(id), pick['plan']) for id in ids])}")
+    if pick.get("tied_with"):
+        lines.append(f"tied with: {_describe_ties(pick, rows)}")
     changes = pick.get("changes") or {}
     lines += [f"changes the {kind}: {'; '.join(changes[kind])}" for kind in changes if changes[kind]]
     return lines + [f"note: {note}" for note in pick.get("notes") or ()]
@@ -85,30 +85,30 @@ def list_picks(document: Document) -> Iterator[tuple[str, str, list[str]]]:
         if pick := document["picks"].get(name):
             first, lines = shown.setdefault(pick["id"], name), describe_pick(pick, document["trials"])
             if first != name:
-                same = describe_same_pick(pick, document["picks"][first])
+                same = describe_same_pick(pick, document["picks"][first], document["trials"])
                 lines = [f"the same plan as {PICK_TITLES[first].lower()}; {same}"]
             yield title, pick["id"], lines
 
 
-def describe_same_pick(pick: Mapping[str, Any], shown: Mapping[str, Any]) -> str:
+def describe_same_pick(pick: Mapping[str, Any], shown: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Give the rule of a pick whose plan was ``shown`` already, in short, and its ties where they are others."""
     rule, tied = pick["rule"].partition("; ")[0], pick.get("tied_with") or ()
     if set(tied) == set(shown.get("tied_with") or ()):
         return f"rule: {rule}"
-    return f"rule: {rule}; by it tied with: {_shorten(tied) or 'none'}"
+    return f"rule: {rule}; by it tied with: {_describe_ties(pick, rows)}"
 
 
-def _shorten(names: Sequence[str]) -> str:
+def _describe_ties(pick: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Name plans that tie by what each has other than the pick: ``batch_size 64, compile yes; threads 1``."""
+    plans, tied = {row["id"]: row["plan"] for row in rows}, pick.get("tied_with") or ()
+    names = [
+        ", ".join(
+            f"{name} {format_value(value)}" for name, value in plans[id].items() if value != pick["plan"].get(name)
+        )
+        for id in tied
+    ]
     more = [f"and {count(len(names) - MAX_TIES, 'other')}"] if len(names) > MAX_TIES else []
-    return "; ".join([*names[:MAX_TIES], *more])
-
-
-def _describe_tie(id: str, plan: Mapping[str, Any] | None, picked: Mapping[str, Any]) -> str:
-    """Name a tie by what its plan has other: ``t7 (batch_size 64, compile yes)``."""
-    if plan is None:
-        return id
-    other = [f"{name} {format_value(value)}" for name, value in plan.items() if value != picked.get(name)]
-    return f"{id} ({', '.join(other)})"
+    return "; ".join([*names[:MAX_TIES], *more]) or "none"
 
 
 def describe_marks(document: Document, *, in_full: bool = False) -> str | None:

@@ -14,14 +14,21 @@ from fulltilt.report.charts import (
     build_dot_chart,
     build_scatter_chart,
 )
-from fulltilt.report.gain import format_gain, say_speedup
-from fulltilt.report.summary import Document, describe_plan
+from fulltilt.report.gain import MANY, format_gain, say_speedup
+from fulltilt.report.summary import Document, describe_plan, name_picks
 from fulltilt.report.table import Row, format_throughput, format_value, read_memory_gib
 from fulltilt.report.turns import list_finalists, name_sides, read_turns
 
 NOISY = 1.1  # times as fast as another run of the same plan: then the runs are drawn
 MAX_LIMIT_SHARE = 3  # of the largest memory: a limit further away would press the points together
 MAX_FINALISTS = 8
+PICK_NAMES = {
+    "recommended": "pick",
+    "throughput": "fastest",
+    "efficiency": "most per GiB",
+    "memory": "least memory",
+    "unproven": "other",
+}
 PHASE_COLOURS = {
     "data_wait": "var(--c1)",
     "h2d": "var(--c4)",
@@ -66,10 +73,11 @@ def draw_levers(document: Document) -> str:
     for effect in sorted(effects, key=lambda effect: -effect["gain"]["gain_pct"]):
         gain, pairs = effect["gain"], zip(effect["names"], effect["before"], effect["after"], strict=True)
         low, high = gain["ci_pct"]
+        said = f"{format_gain(gain['gain_pct'])} ({low:+.0f} to {high:+.0f} %)"
         dots.append(
             Dot(
                 label=", ".join(f"{name}: {format_value(a)} → {format_value(b)}" for name, a, b in pairs),
-                figure=f"{format_gain(gain['gain_pct'])} ({low:+.0f} to {high:+.0f} %)".replace("-", "−"),
+                figure=say_speedup(gain) if gain["gain_pct"] >= 100 * (MANY - 1) else said.replace("-", "−"),
                 value=gain["gain_pct"],
                 detail="kept" if effect["is_kept"] else "taken back",
                 interval=(low, high),
@@ -112,20 +120,24 @@ def draw_phases(document: Document) -> str:
 
 
 def draw_memory(document: Document) -> str:
-    """Draw the speed of whole runs against their memory, with the limit where that is near."""
-    names, points = name_sides(document), []
+    """Draw the speed of whole runs against their memory, the picks marked, with the limit where that is near."""
+    picks, sides, points = name_picks(document), name_sides(document), []
     for row in document["trials"]:
         memory_gib = read_memory_gib(row)
         if row["status"] == "ok" and memory_gib is not None:
             label = f"{row['id']}: {format_throughput(row)} samples/s, {format_gib(memory_gib)}"
             label += f", {describe_plan(row['plan'])}"
-            points.append(Point(x=memory_gib, y=row["samples_per_s"], label=label, name=names.get(row["id"], "")))
-    limit_gib = document["search"].get("memory_limit_gib")
-    limits = {}
-    if limit_gib and points and limit_gib <= MAX_LIMIT_SHARE * max(point.x for point in points):
+            name = sides.get(row["id"]) or ", ".join(PICK_NAMES[pick] for pick in picks.get(row["id"], ()))
+            points.append(Point(x=memory_gib, y=row["samples_per_s"], label=label, name=name))
+    if not points:
+        return ""
+    limit_gib, limits, title = document["search"].get("memory_limit_gib"), {}, "peak memory, GiB"
+    if limit_gib and limit_gib > MAX_LIMIT_SHARE * max(point.x for point in points):
+        title += f"; the limit is {format_gib(limit_gib)}, further right"
+    elif limit_gib:
         safety_pct = document["search"].get("memory_safety_pct") or 100.0
         limits = {f"limit {format_gib(limit_gib)}": limit_gib, f"{safety_pct:g} %": limit_gib * safety_pct / 100}
-    return build_scatter_chart(points, x_title="peak memory, GiB", y_title="samples/s", limits=limits) if points else ""
+    return build_scatter_chart(points, x_title=title, y_title="samples/s", limits=limits)
 
 
 def draw_predictions(document: Document) -> str:

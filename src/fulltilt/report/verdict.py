@@ -15,7 +15,7 @@ from fulltilt.report.turns import find_other, has_stalled, list_settings, read_t
 
 WIDTH, N_LINES = 100, 24  # of the screen
 N_CHANGES = 6  # that are shown; of more it says how many
-N_NEXT = 4
+N_NEXT = 3
 DECIDE = "5m"  # of turns between two plans that a search left undecided
 LABEL = 9  # columns before a line's text
 WORTH = 52  # columns before what a change is worth
@@ -93,15 +93,19 @@ def _say_learning(document: Document, pick: Mapping[str, Any]) -> str:
     return "the effective batch stays" if changes.get("recipe") else "recipe and numerics stay"
 
 
-def build_screen(document: Document, *, files: str = "", apply: str = "", source: str = "") -> list[str]:
+def build_screen(
+    document: Document, *, files: str = "", apply: str = "", source: str = "", left_out: str | None = None
+) -> list[str]:
     """Build the lines that end a search: at most a screen, the verdict first.
 
     Args:
         files: Where the report lies.
         apply: The command that writes the settings into a file; "" where that was done, or there is none.
         source: What was searched, as the command names it.
+        left_out: What a search of more than was named would add.
     """
     is_better, other = is_worth_taking(document), find_other(document)
+    following = [*([left_out] if left_out else []), *list_next(document, source=source)][:N_NEXT]
     lines = [
         *textwrap.wrap(describe_verdict(document), WIDTH),
         "",
@@ -113,10 +117,12 @@ def build_screen(document: Document, *, files: str = "", apply: str = "", source
         *_label("lr", describe_learning_rate(document)),
         *_label("checked", describe_trainings(document)),
         *_label("noise", describe_noise(document["search"])),
-        *_label("next", list_next(document, source=source)),
-        *_label("apply", [apply] if apply and is_better else ()),
+        *_label("next", following),
     ]
-    end = [*_label("files", [files] if files else ())]
+    end = [
+        *_label("apply", [apply] if apply and is_better else ()),
+        *_label("files", [files] if files else ()),
+    ]
     return lines[: N_LINES - len(end)] + end
 
 
@@ -318,26 +324,38 @@ def list_next(document: Document, *, source: str = "") -> list[str]:
     search, savings = document["search"], document.get("savings") or {}
     advice = (document.get("advice") or {}).get("levers") or ()
     missing = dict.fromkeys(_name_missing(document, part) for part in advice if part["state"] == "not in the space")
-    lines = []
-    if search.get("stopped_by_budget"):
+    lines, is_busy = [], has_stalled(search.get("stalled_pct")) or search.get("waits_passively")
+    if search.get("stopped_by_budget") and is_busy:
+        lines.append("a larger --budget: the same command goes on from here; or a quiet machine, with a new --out")
+    elif search.get("stopped_by_budget"):
         lines.append("a larger --budget: this one ended the search early; the same command goes on from here")
-    quiet = "search again when the machine is quiet, with --out and a new folder"
-    if has_stalled(search.get("stalled_pct")) or search.get("waits_passively"):
-        lines.append(f"or {quiet}" if lines else quiet)
-    elif lines:
-        pass
+    elif is_busy:
+        lines.append("search again when the machine is quiet, with --out and a new folder")
     elif savings.get("verdict") == "undecided" and source and " " not in source:
         changed = list_settings(document.get("user_plan") or {}, (find_other(document) or {}).get("plan") or {})
         words = " ".join(f"{key}={value}" for key, _, value in changed)
         lines += [f"to decide it, {DECIDE} at most:", f"fulltilt compare {source} {words} --budget {DECIDE}"]
-    if is_worth_taking(document) and not document.get("verification"):
-        if (read_recommended(document).get("changes") or {}).get("numerics"):
-            lines.append("numerics: results differ by rounding; --verify trains with both and compares what is learned")
-    elif learns_worse(document) or (savings.get("verdict") == "undecided" and not search.get("stopped_by_budget")):
-        lines.append("--apply FILE --apply-unproven writes the other plan all the same")
+    changes, is_taken = read_recommended(document).get("changes") or {}, is_worth_taking(document)
+    is_checked = bool(document.get("verification"))
+    if is_taken and not is_checked and changes.get("numerics"):
+        lines.append("numerics: results differ by rounding; --verify trains both and compares what is learned")
     if missing:
-        lines.append(f"not tried: {', '.join(missing)}; benchmark.levers in the YAML adds them")
+        lines.append(_list_missing([*missing]))
+    is_open = savings.get("verdict") == "undecided" and not search.get("stopped_by_budget")
+    if (is_checked or not is_taken) and (is_open or learns_worse(document)):
+        lines.append("--apply FILE --apply-unproven writes the other plan all the same")
     return lines[:N_NEXT]
+
+
+def _list_missing(names: Sequence[str]) -> str:
+    """List what was not tried in one line of the screen."""
+    end = "; benchmark.levers adds them"
+    said = f"not tried: {', '.join(names)}{end}"
+    for n_shown in range(len(names) - 1, 0, -1):
+        if len(said) <= WIDTH - LABEL:
+            break
+        said = f"not tried: {', '.join(names[:n_shown])} and {len(names) - n_shown} more{end}"
+    return said
 
 
 def _name_missing(document: Document, part: Mapping[str, Any]) -> str:

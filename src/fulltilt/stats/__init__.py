@@ -13,6 +13,7 @@ from fulltilt.stats.alternation import (
     compare_pairs,
     is_look,
     run_group,
+    run_round,
 )
 from fulltilt.stats.decision import MARGIN_PCT, Decision, Verdict, decide, decide_apart
 from fulltilt.stats.intervals import (

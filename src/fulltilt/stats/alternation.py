@@ -21,6 +21,7 @@ from fulltilt.stats.intervals import compute_trimmed_interval
 
 Verdict = Literal["faster", "slower", "equal", "undecided"]
 Name = TypeVar("Name", bound=Hashable)
+T = TypeVar("T")
 
 WORTH_PCT = 1.0  # a gain up to this is none
 EQUAL_PCT = 2.0  # arms that differ by no more are as good as equal
@@ -167,12 +168,17 @@ def run_group(
     rounds: list[dict[Name, list[Block]]] = []
     begin_s, n_pairs, most_s = clock(), len(names) / 2, max(seconds, MOST_S)
     while len(rounds) < MIN_ROUNDS or clock() - begin_s < n_pairs * (seconds if len(rounds) >= n_rounds else most_s):
-        order = rng.sample(names, len(names))
-        blocks: dict[Name, list[Block]] = {name: [] for name in names}
-        for name in (*order, *reversed(order)):
-            blocks[name].append(arms[name].run_block())
-        rounds.append(blocks)
+        rounds.append(run_round(names, lambda name: arms[name].run_block(), rng))
     return summarize_rounds(rounds)
+
+
+def run_round(names: Sequence[Name], run_block: Callable[[Name], T], rng: random.Random) -> dict[Name, list[T]]:
+    """Run two blocks of every arm, in random order and then in the reverse one."""
+    order = rng.sample(names, len(names))
+    blocks: dict[Name, list[T]] = {name: [] for name in names}
+    for name in (*order, *reversed(order)):
+        blocks[name].append(run_block(name))
+    return blocks
 
 
 def summarize_rounds(rounds: Sequence[Mapping[Name, Sequence[Block]]]) -> dict[Name, Turns]:

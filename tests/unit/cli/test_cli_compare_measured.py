@@ -66,7 +66,7 @@ def run(monkeypatch, capsys):
 )
 def test_the_answer_is_one_sentence_with_its_interval_and_what_it_rests_on(run, ratios, sentence):
     code, out, _, _ = run(DIGITS, "data.batch_size=32", *SHORT, ratios=ratios)
-    first, *rest = out.splitlines()
+    first, *rest = re.sub(r" \n(?=fresh|processes|that|took)", " ", out).splitlines()
     assert code == 0
     assert re.fullmatch(rf"{sentence}; 4 groups of fresh processes that took turns, \d+ s\.", first), first
     assert rest[0].startswith("A ")
@@ -130,6 +130,29 @@ def test_a_machine_that_was_busy_is_said_and_so_is_that_nothing_differs(run):
     a, b = (runner.requests[0][name] for name in "ab")
     assert a.plan == b.plan
     assert a.source == b.source
+
+
+@pytest.mark.parametrize(("flags", "is_whole"), [([], False), (["--verbose"], True)])
+def test_what_differs_leaves_the_answer_on_the_screen(run, tmp_path, flags, is_whole):
+    """Two files that differed in everything pushed the sentence off the screen."""
+    other = tmp_path / f"{'a_long_name_' * 9}.yaml"
+    other.write_text(
+        "task: classification\nmodel: mlp\n"
+        "data: {dataset: digits, batch_size: 32, num_workers: 2, val_batch_size: 99,"
+        f" transform: {{train: '{' | '.join(['flip'] * 30)}', val: normalize}}}}\n"
+        "optim: {optimizer: sgd, lr: 0.1, schedule: constant, weight_decay: 0.1}\n"
+        "speed: {precision: bf16, threads: 1, channels_last: true, fused_optimizer: true}\n"
+        "run: {epochs: 3, seed: 7}\n"
+    )
+    noisy = (1.0, 9.0, 0.5, 2.0)
+    code, out, _, _ = run(DIGITS, other, *SHORT, *flags, ratios=noisy, stalled_pct=12.0)
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].startswith("Not decided")
+    assert max(map(len, lines)) <= 100
+    assert any(line.startswith("   and ") and line.endswith("more: --verbose") for line in lines) == (not is_whole)
+    assert is_whole or len(lines) <= 24
+    assert ("run.seed: 42 → 7" in out) == is_whole
 
 
 def test_another_model_is_said_to_be_another_training(run, tmp_path):

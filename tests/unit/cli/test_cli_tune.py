@@ -40,6 +40,17 @@ def test_all_picks_are_named_in_the_table_and_explained_under_it():
     assert "What would make it faster still" not in said
 
 
+def test_the_rule_of_a_plan_that_is_not_recommended_is_said_too():
+    document = build_document(OPEN)
+    document["picks"]["unproven"]["rule"] = "the best other plan in turns"
+    document["picks"]["throughput"] = build_pick(OWN)
+    said = print_all(document)
+    assert "Best other plan, not recommended\n  batch_size 32" in said
+    assert "rule: the best other plan in turns" in said
+    assert "ok ← unproven" in said
+    assert "not recommended" not in print_all(build_document(GAIN))
+
+
 def test_advice_and_notes_are_printed_under_the_picks():
     advice = {"bound": {"text": "[80 %] of the step"}, "roof": None, "ceilings": [], "levers": []}
     more = {"null_reasons": {"advice.roof": "not measured"}, "notes": ["a [note]"]}
@@ -286,7 +297,7 @@ def test_quiet_leaves_notes_and_what_helps_an_open_verdict_on_stderr(search, mon
         "note: placement: cannot apply",
         "note: the machine was busy: a plan spent up to 40 % of its time in stalls",
         "note: --verify came to no verdict: the settings as they were did not run: there is nothing to hold it against",
-        "note: a larger --budget: this one ended the search early; the same command goes on from here",
+        "note: a larger --budget: the same command goes on from here; or a quiet machine, with a new --out",
         "note: a.yaml: scale the learning rate there",
     ]
 
@@ -323,7 +334,7 @@ def test_the_help_names_the_default_budget_and_all_that_a_search_of_what_is_name
     assert "AMP and pinning where the configuration asks, and its benchmark.levers; with --batch-sizes" in told
 
 
-def test_a_search_of_what_was_named_says_last_what_the_whole_one_would_add(search, monkeypatch, capsys):
+def test_a_search_of_what_was_named_says_on_its_screen_what_the_whole_one_would_add(search, monkeypatch, capsys):
     left_out = ("threads", "compile", "channels_last", "fused_optimizer")
     started = dataclasses.replace(STARTED, levers_left_out=left_out, full_grid_size=2017)
 
@@ -333,9 +344,12 @@ def test_a_search_of_what_was_named_says_last_what_the_whole_one_would_add(searc
 
     monkeypatch.setattr("fulltilt.tuner.tune", search_nothing)
     assert search("--named-only") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "fulltilt tune with the same flags would try 4 more switches (threads, compile, channels_last, …): it goes on "
-        "from these rows, and chooses what it runs of a grid of 2,017, in at most 3 min 00 s where runs are short"
-    )
+    said = capsys.readouterr().out
+    assert (
+        "next `fulltilt tune` with the same flags tries 4 more switches (threads, compile, channels_last, …): on from "
+        "these rows, a grid of 2,017, at most 3 min 00 s where runs are short"
+    ) in " ".join(said.split())
+    assert max(map(len, said[said.index("1.32 ×") :].splitlines())) <= 100
+    assert said.splitlines()[-1].startswith("files "), "it stood below the screen, in a line of 240 columns"
     assert search() == 0
     assert "with the same flags" not in capsys.readouterr().out

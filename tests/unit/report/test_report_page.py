@@ -1,5 +1,6 @@
 """The page of a search: its figures, the change, the rows, and what a notebook shows of it."""
 
+import itertools
 import re
 
 import pytest
@@ -74,6 +75,14 @@ def test_the_pick_is_drawn_with_the_gain_of_the_sentence_whatever_groups_of_anot
     assert len(read_places(svg)) == 1 + 2 * len(RATES)
 
 
+def test_what_is_saved_is_said_as_a_saving():
+    """ "1 min 01 s of this run's 1 min 03 s of training" stood under the verdict."""
+    assert "<li>saves 8 min 58 s of this run's 37 min" in build_tune_html(build_document(FASTER)).replace("&#x27;", "'")
+    endless = build_tune_html(build_document(FASTER, savings={"before_s": None, "after_s": None}))
+    assert "<li>the search took 4 min 00 s: paid back" in endless
+    assert "<li></li>" not in build_tune_html(build_document(compare(3.0, -4.0, 11.0)))
+
+
 def test_two_groups_give_no_interval():
     """ "27 × (0.00 to 10,015,561)" stood on the page."""
     document, plan = build_document(FASTER), {"num_workers": 4}
@@ -141,16 +150,40 @@ def test_each_change_is_drawn_with_what_it_is_worth_the_most_useful_first():
     assert first[:2] == ("num_workers: 0 → 2", "kept | +21 % (+15 to +27 %)")
     assert second[:2] == ("threads: – → 1", "taken back | −0.4 % (−2 to +1 %)")
     assert draw_levers(build_document(FASTER)) == ""
+    many = build_effect("threads", None, 1, compare(2400.0, 314.0, 14_800.0))
+    ((_, words, _),) = list_rows(draw_levers(build_document(FASTER, levers=[many])))
+    assert words == "kept | 25 × (4.14 to 149)", "as on the screen"
 
 
-@pytest.mark.parametrize(("limit_gib", "limits"), [(0.9, ["limit 922 MiB", "80 %"]), (64.0, []), (None, [])])
-def test_speed_is_drawn_against_memory_with_the_limit_where_it_is_near(limit_gib, limits):
+@pytest.mark.parametrize(
+    ("limit_gib", "limits", "axis"),
+    [
+        (0.9, ["limit 922 MiB", "80 %"], "peak memory, GiB"),
+        (64.0, [], "peak memory, GiB; the limit is 64.00 GiB, further right"),
+        (None, [], "peak memory, GiB"),
+    ],
+)
+def test_speed_is_drawn_against_memory_with_the_limit_or_where_it_is(limit_gib, limits, axis):
     search = {"memory_limit_gib": limit_gib, "memory_safety_pct": 80.0}
     chart = draw_memory(build_document(FASTER, search=search))
     assert re.findall(r'class="tick end" dx="-6">(.*?)<', chart) == limits
     assert chart.count('class="limit"') == len(limits)
+    assert re.findall(r'class="axis mid">(.*?)<', chart) == [axis]
     assert re.findall(r'class="name[^>]*>(.*?)<', chart) == ["yours", "pick"]
     assert "t2: 13,000 ± 2.0 % samples/s, 512 MiB, batch_size 32, num_workers 2" in chart
+
+
+def test_every_pick_is_marked_among_the_speeds_with_its_name_on_a_line_of_its_own():
+    document = build_document(FASTER)
+    small, thrifty = build_row("t3", samples_per_s=12_990.0, threads=1), build_row("t4", samples_per_s=12_980.0)
+    document["trials"] = [*document["trials"], small, thrifty, build_row("t5")]
+    document["picks"] = document["picks"] | {"memory": build_pick(small), "efficiency": build_pick(thrifty)}
+    chart = draw_memory(document)
+    names = re.findall(r'y="([\d.]+)" class="name[^>]*>(.*?)<', chart)
+    assert [name for _, name in names] == ["yours", "pick", "least memory", "most per GiB"]
+    assert chart.count('class="ring"') == 4
+    lines = sorted(float(line) for line, _ in names)
+    assert all(below - above >= 14 for above, below in itertools.pairwise(lines)), "they could not be read"
 
 
 def test_what_was_predicted_is_drawn_against_what_was_measured():

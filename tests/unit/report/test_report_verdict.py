@@ -143,10 +143,14 @@ SCREENS = {
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_whatever_came_of_it_fits_a_screen_and_nothing_is_cut(name):
-    lines = build_screen(SCREENS[name], files="runs/report.html", apply=APPLY, source="my_module:workload")
+    options = {"apply": APPLY, "source": "my_module:workload", "left_out": "more switches " * 12}
+    lines = build_screen(SCREENS[name], files="runs/report.html", **options)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
     assert lines[-1] == "files    runs/report.html"
+    following = find_lines(SCREENS[name], "next", source=options["source"])
+    assert len([line for line in following if not line.startswith("fulltilt ")]) <= 3
+    assert any(line.startswith("apply ") for line in lines) == (name in ("proven", "own failed", "everything"))
     assert "…" not in "".join(lines).replace("=…", "")
     words = " ".join(lines).split()
     assert not {"arm", "arms", "group", "groups", "proof", "t1", "t2"} & set(words), "words of the inside, and ids"
@@ -261,7 +265,7 @@ def test_the_trainings_of_verify_say_what_was_learned_and_whether_time_was_saved
         (build_document(FASTER), []),
         (
             build_document(FASTER, advice={"levers": NOT_TRIED}),
-            ["not tried: compile, num_workers 8; benchmark.levers in"],
+            ["not tried: compile, num_workers 8; benchmark.levers adds"],
         ),
         (
             build_document(
@@ -269,7 +273,7 @@ def test_the_trainings_of_verify_say_what_was_learned_and_whether_time_was_saved
                 advice={"levers": [{"lever": "precision", "value": "fp16", "state": "not in the space"}]},
                 probes=[{"kind": "device", "plan": {"precision": "bf16"}}],
             ),
-            ["not tried: precision fp16; benchmark.levers in"],
+            ["not tried: precision fp16; benchmark.levers adds"],
         ),
         (build_document(compare(-7, -9, -5)), []),
     ],
@@ -278,6 +282,15 @@ def test_what_to_do_next_follows_from_how_the_search_ended(document, said):
     lines = find_lines(document, "next", source="a.yaml")
     assert len(lines) == len(said)
     assert all(words in line for words, line in zip(said, lines, strict=True))
+
+
+def test_what_was_not_tried_is_one_line_however_much_it_is():
+    """It took the last two of six lines under a verdict."""
+    names = [f"a_lever_{n}" for n in range(12)]
+    levers = [{"lever": name, "value": True, "state": "not in the space"} for name in names]
+    (line,) = find_lines(build_document(FASTER, advice={"levers": levers}), "next", source="a.yaml")
+    assert line.startswith("not tried: a_lever_0, a_lever_1, a_lever_2 and ")
+    assert line.endswith(" more; benchmark.levers adds them")
 
 
 def test_a_command_is_suggested_only_where_it_can_be_run_as_it_stands():

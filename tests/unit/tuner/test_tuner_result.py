@@ -35,10 +35,16 @@ class Target(SimulatedTarget):
         return dataclasses.replace(row, **figures) if row.status == "ok" else row
 
 
-def build_result(gain_pct=80.0, *, roofs=(ROOF,), n_samples=1800):
-    """A search whose finalist is so much faster than the user's own plan, with probes and roofs."""
+def build_result(gain_pct=80.0, *, roofs=(ROOF,), n_samples=1800, fails=None, noise_pct=0.0):
+    """A search whose finalist is so much faster than the user's own plan, with probes and roofs.
+
+    Args:
+        fails: Batch size of a plan that fails in turns.
+    """
     ends = {32: Answer(samples_per_s=100.0), 64: Answer(samples_per_s=100.0 + gain_pct)}
-    target = Target(lambda plan: ends.get(plan["batch_size"], Answer(status="out_of_memory")))
+    answer = lambda plan: ends.get(plan["batch_size"], Answer(status="out_of_memory"))  # noqa: E731
+    in_turns = lambda plan: Answer(status="error") if plan["batch_size"] == fails else answer(plan)  # noqa: E731
+    target = Target(answer, in_turns=in_turns, noise_pct=noise_pct)
     session = Session(target, Journal())
     workload = {"learning_rate": 0.1, "n_samples": n_samples}
     made, proof = search_to_the_end(session, SPACE, workload=workload, run={"epochs": 10})
@@ -57,6 +63,21 @@ def test_a_gain_that_is_not_proven_is_told_of_the_plan_and_the_settings_as_they_
     assert proven.picks.throughput.trial == proven.picks.recommended.trial
     assert proven.learning_rate.to == pytest.approx(0.1 * 2**0.5)
     assert (unproven.learning_rate.rule, unproven.learning_rate.to) == ("sqrt", 0.1), "of the recommended plan"
+
+
+@pytest.mark.parametrize("fails", [None, 32, 64])
+@pytest.mark.parametrize("noise_pct", [0.0, 5.0, 40.0])
+@pytest.mark.parametrize("gain_pct", [-40.0, 0.0, 0.8, 6.0, 80.0])
+def test_the_pick_the_savings_and_the_sentence_say_the_same(gain_pct, noise_pct, fails):
+    document = build_result(gain_pct, noise_pct=noise_pct, fails=fails).to_document()
+    pick, savings, sentence = document["picks"]["recommended"], document["savings"] or {}, describe_verdict(document)
+    is_proven = pick["proven"] is True
+    assert (savings.get("verdict") == "faster") == is_proven
+    assert (", proven; " in sentence) == is_proven
+    assert sentence.startswith("Keep your settings") == (not is_proven)
+    assert (pick["plan"] == document["user_plan"]) == (not is_proven)
+    assert (document["picks"]["unproven"] or {}).get("proven") in (False, None)
+    assert is_proven or noise_pct or fails or gain_pct < 5, "80 and 6 % without noise are proven"
 
 
 def test_the_row_of_a_plan_is_its_first_whole_run_or_the_turn_in_which_it_failed():
