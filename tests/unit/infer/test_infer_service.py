@@ -5,6 +5,7 @@ import base64
 import gc
 import json
 import math
+from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 from tests.unit.infer.fake_artefact import FAILS, IS_NAN, FakeArtefact, build_manifest, build_sample
 
 from fulltilt.cli import run_command
-from fulltilt.infer.artefact import Artefact
+from fulltilt.config import inference_plan_of, load_config
+from fulltilt.infer.artefact import Artefact, build_artefact
 from fulltilt.infer.manifest import InputSpec, Policy
+from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.serve import serving
 from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
 from fulltilt.infer.serve.service import GONE, Service, Settings
@@ -42,7 +45,8 @@ class Server:
         try:
             return asyncio.run(run())
         finally:
-            self.model.gate.set()
+            if isinstance(self.model, FakeArtefact):
+                self.model.gate.set()
             self.service.close()
 
     def ask(self, *bodies, headers=None):
@@ -69,6 +73,20 @@ def test_samples_are_answered_in_order_and_equal_ones_the_second_time_from_memor
     first, second = Server().ask([[1, 2], [3]], [[3], [4, 4, 4]])
     assert first == (200, {"outputs": [[3.0], [3.0]], "cached": [False, False]})
     assert second == (200, {"outputs": [[3.0], [12.0]], "cached": [True, False]})
+
+
+def test_the_bidirectional_language_model_is_served_as_it_answers(tmp_path):
+    words = ["model=bilm(depth=1, embedding=16, hidden=16, projection=8)", "num_workers=0", "device=cpu"]
+    path = Path(__file__).parents[3] / "configs" / "elmo_depth-2_seed-42.yaml"
+    config = load_config(path, [*words, "dataset=text(seq_len=12, vocab_size=300)"])
+    model = build_inference_model(config, device="cpu", n_samples=12)
+    built = build_artefact(model, inference_plan_of(config), tmp_path)
+    assert (built.manifest.joins, built.manifest.inputs[0].below) == ("pad", 300)
+    ((status, answered),) = Server(built).ask([sample[0].tolist() for sample in model.samples[:3]])
+    assert status == 200
+    for given, expected in zip(answered["outputs"], model.answer(model.samples[:3]), strict=True):
+        for mine, theirs in zip(given, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
 def test_several_inputs_are_a_list_each_and_are_joined():
