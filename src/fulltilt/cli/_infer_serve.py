@@ -170,7 +170,10 @@ def _print_start(console: Console, folder: Path, url: str, token: Path | None) -
         console, f"{folder} is served at {url}; Ctrl-C lets it answer what it has, and ends it", soft_wrap=True
     )
     head = f'-H "Authorization: Bearer $(cat {token})" ' if token else ""
-    console.print(f"try: curl -s {head}{url}/v1/samples | curl -s {head}{url}/v1/predict --json @-", soft_wrap=True)
+    ask = f"curl -s {head}{url}/v1/samples | curl -s {head}{url}/v1/predict --json @-"
+    if '"writes_text": true' in (folder / MANIFEST).read_text():
+        ask = f"""curl -sN {head}{url}/v1/generate -d '{{"tokens": [1], "max_new_tokens": 8}}'"""
+    console.print(f"try: {ask}", soft_wrap=True)
     if token:
         console.print(f"a browser asks for a password: it is the token in {token}", soft_wrap=True)
     sys.stdout.flush()

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from tests.unit.infer.fake_artefact import FAILS, IS_NAN, FakeArtefact, build_manifest, build_sample
 
-from fulltilt.cli import run_command
+from fulltilt.cli import _infer_serve, run_command
+from fulltilt.cli._shared import build_console
 from fulltilt.config import inference_plan_of, load_config
 from fulltilt.infer.artefact import Artefact, build_artefact
 from fulltilt.infer.manifest import InputSpec, Policy
@@ -20,6 +21,7 @@ from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.serve import serving
 from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
 from fulltilt.infer.serve.service import GONE, Service, Settings
+from fulltilt.records import dumps
 
 TWO = (InputSpec(name="ids", dtype="int64", shape=(None,)), InputSpec(name="mask", dtype="bool", shape=(None,)))
 IMAGE = (InputSpec(name="x", dtype="float32", shape=(2, 2)),)
@@ -550,6 +552,15 @@ def test_what_cannot_be_served_is_refused_before_anything_is_opened(words, said,
     (tmp_path / "artefact" / "manifest.json").write_text("{}")
     assert run_command(["infer", "serve", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("writes", "asked"), [(True, '/v1/generate -d \'{"tokens": [1], '), (False, "/v1/predict --json")]
+)
+def test_what_to_try_first_is_what_the_model_does(writes, asked, tmp_path, capsys):
+    (tmp_path / "manifest.json").write_text(dumps(build_manifest(writes_text=writes), indent=1))
+    _infer_serve._print_start(build_console(), tmp_path, "http://here", None)
+    assert f"http://here{asked}" in capsys.readouterr().out
 
 
 def test_batches_reach_the_model_padded_to_their_longest(tmp_path):
