@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from fulltilt.config import config_from_values
-from fulltilt.errors import DataError, FulltiltError, UsageError
+from fulltilt.errors import ConfigError, DataError, FulltiltError, UsageError
 from fulltilt.infer.generate.decoding import Sampling, choose, find_writer
 from fulltilt.infer.load.arrivals import cut_prompt
 from fulltilt.infer.measuring import open_model
 from fulltilt.infer.targets import Figures, Load, Target, estimate_figure, judge, plan_load, plan_targets
 from fulltilt.records.words import WordTable
 from fulltilt.tasks.models.gpt import GPT
+from fulltilt.tasks.vision import import_torchvision
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11]]
 
@@ -81,8 +82,11 @@ def test_scores_that_are_no_numbers_are_told():
         collect(find_writer(model))
 
 
+@pytest.mark.filterwarnings("ignore")  # of transformers' own imports
 def test_a_model_of_hugging_face_writes_by_its_own_generate():
     transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    with contextlib.suppress(ConfigError):  # transformers asks for torchvision where it is there
+        import_torchvision()
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
     ends = {"bos_token_id": 0, "eos_token_id": 39}
