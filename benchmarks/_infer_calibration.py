@@ -22,6 +22,11 @@ SELDOM = 0.2  # of the load, at which few requests meet
 N_FITS, FITTED = 12, 0.75  # that quantile: queues hardly show below it, and above it other work of the machine does
 
 
+def cut(arrivals: Arrivals, n: int) -> Arrivals:
+    """Keep the first ``n``."""
+    return Arrivals(unit_s=arrivals.unit_s[:n], lengths=arrivals.lengths[:n])
+
+
 def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests_per_s: float) -> Service:
     """Measure in the server what the surface does not know, at two loads by the same arrivals that are simulated.
 
@@ -40,7 +45,7 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
 
     def load(rate: float) -> tuple[NDArray[np.float64], Arrivals]:
         response_s = load_server(url, goal, rate, seconds=CALIBRATION_S).select().response_s
-        return np.sort(np.minimum(response_s, CALIBRATION_S)), arrivals.cut(len(response_s))
+        return np.sort(np.minimum(response_s, CALIBRATION_S)), cut(arrivals, len(response_s))
 
     before = read_calls(url)
     often_s, often = load(requests_per_s)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks._infer_calibration import calibrate
+from benchmarks._infer_calibration import calibrate, cut
 from benchmarks._infer_tools import search
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm, judge, judge_median
@@ -70,7 +70,7 @@ def _compare(name: str, words: tuple[str, ...], out: Path, context: Context) -> 
         served = load_server(url, goal, None, seconds=SERVED_S).build_outcome().answered_per_s
         service = calibrate(url, row, goal, arrivals, CALIBRATED * served)
         asked = dataclasses.replace(goal, quantile=0.99, limit_s=LIMIT_S)
-        capacity = estimate_capacity(arrivals.cut(N_SIMULATED), row.policy, service, asked, served)
+        capacity = estimate_capacity(cut(arrivals, N_SIMULATED), row.policy, service, asked, served)
         assert capacity > 0, f"{name} keeps {1000 * LIMIT_S:g} ms at no load"
         print(f"{name}: {served:.0f}/s served, {capacity:.0f}/s capacity", file=sys.stderr, flush=True)
         shares = SHARES[::3] if context.quick else SHARES
@@ -78,7 +78,7 @@ def _compare(name: str, words: tuple[str, ...], out: Path, context: Context) -> 
         for share in shares * (1 if context.quick else N_LOADS):
             live[share].append(load_server(url, goal, share * capacity, seconds=LOAD_S).build_outcome())
     for share, outcomes in live.items():
-        same = arrivals.cut(outcomes[0].n_requests)
+        same = cut(arrivals, outcomes[0].n_requests)
         predicted_s = compute_quantile_s(simulate_responses_s(same, share * capacity, row.policy, service), 0.99)
         found.append((share, 1000 * predicted_s, [outcome.response_ms["p99"].measured for outcome in outcomes]))
     return found

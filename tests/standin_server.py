@@ -4,6 +4,14 @@ import asyncio
 import contextlib
 import json
 import threading
+from typing import NamedTuple
+
+
+class Events(NamedTuple):
+    """Documents that are sent one after the other, with a pause behind each."""
+
+    documents: list
+    pause_s: float
 
 
 class StandIn:
@@ -67,6 +75,15 @@ class StandIn:
                         return
                 elif (name := path.partition("?")[0]) in self._documents:
                     status, document = 200, self._documents[name]
+                if isinstance(document, Events):
+                    kinds = "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked"
+                    writer.write(f"HTTP/1.1 {status} X\r\n{kinds}\r\n\r\n".encode())
+                    for each in document.documents:
+                        data = f"data: {json.dumps(each)}\n\n".encode()
+                        writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+                        await asyncio.sleep(document.pause_s)
+                    writer.write(b"0\r\n\r\n")
+                    continue
                 data = document if isinstance(document, bytes) else json.dumps(document).encode()
                 close = "Connection: close\r\n" if self._closes else ""
                 writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(data)}\r\n{close}\r\n".encode() + data)

@@ -92,3 +92,29 @@ def test_the_same_command_once_more_measures_nothing(searched):
     done = subprocess.run(WORDS, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (folder / document["out_dir"] / "search.jsonl").read_text() == before
+
+
+def test_what_was_promised_is_kept_when_it_is_served_and_loaded_and_verified_after(searched):
+    """As the docs page has it: search, then serve, then load by the server's own promise, then verify."""
+    folder, _, _, document = searched
+    run = [sys.executable, "-m", "fulltilt", "infer"]
+    serve = [*run, "serve", document["artefact"], "--port", "0", "--cache-mib", "0"]
+    served = subprocess.Popen(serve, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        url = next(line for line in served.stdout if "is served at " in line).partition("is served at ")[2]
+        url = url.partition(";")[0].strip()
+        load = [*run, "load", url, "--json", "-"]
+        done = subprocess.run(load, cwd=folder, capture_output=True, text=True)
+        served.send_signal(signal.SIGTERM)
+        assert served.wait(60) == 0
+    finally:
+        served.kill()
+        served.stdout.close()
+    loaded = json.loads(done.stdout)
+    promise = document["promise"]
+    assert {"requests_per_s", "quantile", "limit_s"} <= promise.keys()
+    plan = {name: loaded["plan"][name] for name in ("requests_per_s", "quantile", "limit_s", "samples_per_request")}
+    assert plan.items() <= promise.items()
+    assert (done.returncode, loaded["verdict"], loaded["cached_share"]) == (0, "met", 0.0), done.stderr
+    verified = subprocess.run([*run, "verify", document["artefact"]], cwd=folder, capture_output=True, text=True)
+    assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -18,8 +18,8 @@ N_CLIENTS = 12
 
 
 @contextlib.contextmanager
-def start(batch_s, n_waiting=256):
-    command = [sys.executable, "-m", "tests.faults.serve_adder", str(batch_s), str(n_waiting)]
+def start(batch_s, n_waiting=256, *, what="serve_adder"):
+    command = [sys.executable, "-m", f"tests.faults.{what}", str(batch_s), str(n_waiting)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield process, urlsplit(process.stdout.readline().strip()).port
@@ -117,3 +117,31 @@ def test_clients_that_hang_up_cost_the_others_nothing():
         assert client.seen == {200: 3}
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
+
+
+@contextlib.contextmanager
+def write(port, n_words):
+    """Ask for a text and yield its events, which come as they are written."""
+    line = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    line.request("POST", "/v1/generate", json.dumps({"tokens": [1], "max_new_tokens": n_words}))
+    answer = line.getresponse()
+    assert answer.status == 200
+    yield (json.loads(row.removeprefix(b"data: ")) for row in answer if row.strip())
+    answer.close()
+    line.close()
+
+
+def test_a_text_is_written_to_its_end_at_a_signal_and_no_further_where_its_client_went_away():
+    with start(0.05, what="serve_writer") as (process, port):
+        with write(port, 1000) as events:
+            assert [next(events)["token"] for _ in range(3)] == [0, 1, 2]
+        begin_s = time.monotonic()
+        with write(port, 40) as events:
+            first = next(events)
+            assert time.monotonic() - begin_s < 10, "it did not wait for a thousand words"
+            process.send_signal(signal.SIGTERM)
+            *words, last = [first, *events]
+        assert [word["token"] for word in words] == [*range(40)]
+        assert (last["done"], last["n_tokens"]) == (True, 40)
+        assert process.wait(20) == 0
+        assert int(process.stdout.readline()) < 40 + 200

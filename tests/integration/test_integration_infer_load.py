@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.standin_server import StandIn
+from tests.standin_server import Events, StandIn
 
 LOAD = [sys.executable, "-m", "fulltilt", "infer", "load"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "FULLTILT_INFER_TOKEN": "of the environment"}
@@ -62,6 +62,28 @@ def test_rate_limit_and_size_are_those_that_the_artefact_promises_unless_they_ar
         assert done.stderr.splitlines()[-20:], "people read stderr then"
     with StandIn(documents={"/v1/manifest": {"promise": None}}) as server:
         assert "--requests-per-s 20" in run_load(server.url, expect=2).stderr
+
+
+def test_a_model_that_writes_is_asked_for_text_and_its_first_words_are_told():
+    events = Events([{"token": 1}, {"token": 2}, {"done": True}], 0.01)
+    documents = {
+        "/v1/manifest": {"writes_text": True, "config": {"config": {"targets": {"new_tokens": 2}}}},
+        "/v1/samples": {"inputs": [list(range(12))] * 3},
+    }
+    with StandIn(documents=documents, answer=lambda number, body: (200, events)) as server:
+        words = [server.url, "--requests-per-s", "20", "--seconds", "1", "--json", "-"]
+        done = run_load(*words)
+        assert "new words leave none for a prompt" in run_load(*words, "--new-tokens", "12", expect=2).stderr
+    document = json.loads(done.stdout)
+    assert {body["max_new_tokens"] for body in server.bodies} == {2}
+    assert (document["plan"]["new_tokens"], document["unanswered"]) == (2, {})
+    assert document["first_token_ms"]["p50"]["measured"] < document["response_ms"]["p50"]["measured"]
+    assert document["tokens_per_s"] == pytest.approx(2 * document["answered_per_s"])
+    assert "· first word: p50 " in done.stderr
+    with StandIn(documents=documents | {"/v1/samples": {"inputs": [1.5]}}) as server:
+        assert "but its samples are none" in run_load(server.url, *words[1:], expect=2).stderr
+    with StandIn() as server:
+        assert "is of a model that writes text" in run_load(server.url, *EASY, "--new-tokens", "3", expect=2).stderr
 
 
 def test_another_server_is_loaded_at_its_path_with_samples_of_a_file(tmp_path):

@@ -32,6 +32,7 @@ SAID = {
     "not proven": ("Not proven", "the limit is"),
 }
 N_SAMPLES = 256  # that is all a server has
+MOST_TOKENS = 4097
 MOST_SAMPLES = 10_001  # of a request: each begins one of its own, and all are held
 PERCENTILE = 99.0
 UNLIMITED_S, LIMITED_S = 10.0, 60.0
@@ -62,6 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--limit-ms", type=float, metavar="L", help="the limit of that share")
     parser.add_argument("--samples-per-request", type=int, metavar="N", help="default 1, of multi 8")
+    parser.add_argument(
+        "--new-tokens", type=int, metavar="N", help="of a model that writes text: words of an answer (default its own)"
+    )
     parser.add_argument("--inputs", metavar="FILE", help="JSON list of samples (default: the server's own)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the arrivals")
     parser.add_argument(
@@ -71,13 +75,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from fulltilt.infer.load.http import build_bodies, build_request, fetch
+    from fulltilt.infer.load.http import build_bodies, build_prompts, build_request, fetch
 
     token = read_token(args)
     check_flags(args)
     samples = read_samples(args, token)
     plan = plan_load(args, token)
-    bodies = build_bodies(samples, plan.samples_per_request)
+    if plan.new_tokens:
+        try:
+            bodies = build_prompts(samples, plan.new_tokens, seed=plan.seed)
+        except (TypeError, LookupError):
+            raise UsageError(
+                f"{args.url} writes text, but its samples are none; is it a fulltilt infer serve?"
+            ) from None
+    else:
+        bodies = build_bodies(samples, plan.samples_per_request)
     build_request(plan, bodies, token)  # says what cannot be, before anything is sent
     try:
         fetch(plan.target, body=bodies[0], token=token)  # what can never be answered is told before the load
@@ -137,7 +149,8 @@ def check_flags(args: argparse.Namespace) -> None:
 
     split_url(args.url)
     check_at_least(args, "--seed", 0)
-    most = {"requests_per_s": inf, "seconds": inf, "p99_ms": inf, "limit_ms": inf, "samples_per_request": MOST_SAMPLES}
+    most = {"requests_per_s": inf, "seconds": inf, "p99_ms": inf, "limit_ms": inf}
+    most |= {"samples_per_request": MOST_SAMPLES, "new_tokens": MOST_TOKENS}
     for name, below in most.items():
         if (value := getattr(args, name)) is not None and not 0 < value < below:
             raise UsageError(
@@ -160,8 +173,9 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
 
     limit_ms, quantile = args.p99_ms or args.limit_ms, 0.99 if args.p99_ms else args.percentile / 100
     rate_per_s = args.requests_per_s
-    is_stated = args.inputs or args.scenario != "server" or (limit_ms and rate_per_s)
-    promise = None if is_stated else _fetch_promise(args.url, token)
+    manifest = {} if args.inputs else _fetch_manifest(args.url, token)
+    promise = None if args.scenario != "server" or (limit_ms and rate_per_s) else _read_promise(manifest)
+    new_tokens = _read_new_tokens(manifest, args.new_tokens)
     if promise and not limit_ms:
         limit_ms, quantile = 1000 * promise["limit_s"], promise["quantile"]
     if promise and not rate_per_s:
@@ -172,27 +186,53 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
         )
     longest_s = LIMITED_S if limit_ms else UNLIMITED_S
     promised = int(promise["samples_per_request"]) if promise else 1
+    n_samples = args.samples_per_request or SAMPLES_PER_REQUEST.get(args.scenario, promised)
     return LoadPlan(
         url=args.url,
         scenario=args.scenario,
         requests_per_s=rate_per_s if args.scenario == "server" else None,
         seconds=args.seconds or longest_s,
-        samples_per_request=args.samples_per_request or SAMPLES_PER_REQUEST.get(args.scenario, promised),
+        samples_per_request=1 if new_tokens else n_samples,
         quantile=quantile,
         limit_s=limit_ms and limit_ms / 1000,
         seed=args.seed,
+        new_tokens=new_tokens,
     )
 
 
-def _fetch_promise(url: str, token: str | None) -> dict[str, float] | None:
+def _fetch_manifest(url: str, token: str | None) -> dict[str, Any]:
+    """Fetch what the served artefact says of itself; another server says nothing."""
     from fulltilt.infer.load.http import fetch
 
     try:
-        found = fetch(f"{url.rstrip('/')}/v1/manifest", token=token)["promise"]
-        names = "requests_per_s", "limit_s", "quantile", "samples_per_request"
-        promise = {name: float(found[name]) for name in names}
-    except (UsageError, LookupError, TypeError, ValueError):
-        return None  # another server; the flags have to say it
+        found = fetch(f"{url.rstrip('/')}/v1/manifest", token=token)
+    except UsageError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read_new_tokens(manifest: dict[str, Any], given: int | None) -> int:
+    """Return how many words a request asks for; 0 where the model writes none.
+
+    Raises:
+        UsageError: some were asked for by name all the same.
+    """
+    if not manifest.get("writes_text"):
+        if given:
+            raise UsageError("--new-tokens is of a model that writes text, and this one does not; leave it out")
+        return 0
+    try:
+        return given or int(manifest["config"]["config"]["targets"]["new_tokens"])
+    except (LookupError, TypeError, ValueError):
+        raise UsageError("the server does not say how long its texts are; give --new-tokens") from None
+
+
+def _read_promise(manifest: dict[str, Any]) -> dict[str, float] | None:
+    names = "requests_per_s", "limit_s", "quantile", "samples_per_request"
+    try:
+        promise = {name: float(manifest["promise"][name]) for name in names}
+    except (LookupError, TypeError, ValueError):
+        return None  # the flags have to say it
     return promise if promise["limit_s"] > 0 and 0 < promise["quantile"] < 1 else None
 
 
@@ -270,14 +310,18 @@ def _build_table(outcome: LoadOutcome) -> Table:
 def _describe_load(outcome: LoadOutcome) -> list[str]:
     plan = outcome.plan
     rate = f" at {format_rate(plan.requests_per_s)}/s" if plan.requests_per_s else ""
+    each = count(plan.new_tokens, "word") if plan.new_tokens else count(plan.samples_per_request, "sample")
     lines = [
-        f"load: {count(outcome.n_requests, 'request')} of {count(plan.samples_per_request, 'sample')} in "
+        f"load: {count(outcome.n_requests, 'request')} of {each} in "
         f"{format_duration(outcome.seconds)}, {SCENARIOS[plan.scenario]}{rate}; "
         f"{format_rate(outcome.answered_per_s)}/s answered"
     ]
     if outcome.unanswered:
         failed = ", ".join(f"{name}: {n:,}" for name, n in outcome.unanswered.items())
         lines.append(f"no proper answer, counted as late: {failed}")
+    if outcome.tokens_per_s is not None:
+        first = ", ".join(f"{name} {format_rate(each.measured)} ms" for name, each in outcome.first_token_ms.items())
+        lines.append(f"first word: {first.replace('p999', 'p99.9')}; {format_rate(outcome.tokens_per_s)} words/s")
     if outcome.cached_share:
         lines.append(
             f"{100 * outcome.cached_share:.0f} % of the samples came from the server's cache, not from its model"

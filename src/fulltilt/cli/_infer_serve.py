@@ -23,6 +23,7 @@ from fulltilt.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fulltilt.infer.artefact import Artefact
     from fulltilt.infer.serve.service import Settings
 
 HELP = "serve an artefact, or a configuration as it is, over HTTP: batches, cache, limits, metrics, a page"
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     source, aside = resolve_config_argument(args), build_console(to_stderr=True)
     tls = read_tls(args)
     listen(args.host, args.port).close()  # what cannot be used is told before a model is trained
-    folder, out_dir = _find_artefact(args, source, aside)
+    folder, out_dir, built = _find_artefact(args, source, aside)
     settings = _read_settings(args, out_dir)
     token = _read_token(args, out_dir)
     listening = {"host": args.host, "port": args.port, "token": token, "names": args.allow_host, "tls": tls}
@@ -84,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     def say(note: str) -> None:
         aside.print(f"note: {note}")
 
-    artefacts = [open_artefact(folder, n_threads=args.threads) for _ in range(args.replicas)]
+    artefacts = [] if built is None else [built]
+    artefacts += [open_artefact(folder, n_threads=args.threads) for _ in range(args.replicas - len(artefacts))]
     with contextlib.closing(Service(artefacts, settings, say=say, is_warmed_up=True)) as service:
         serve(service, **listening, on_start=tell_start)
     console.print("stopped; everything that was accepted was answered")
@@ -112,13 +114,13 @@ def _run_on_ray(args, folder: Path, settings: Settings, listening: dict, console
     return 0
 
 
-def _find_artefact(args: argparse.Namespace, source: str, aside: Console) -> tuple[Path, Path]:
-    """Return the artefact's folder, and one for what is kept. For a CONFIG an eager artefact is made now."""
+def _find_artefact(args: argparse.Namespace, source: str, aside: Console) -> tuple[Path, Path, Artefact | None]:
+    """Return the artefact's folder, one for what is kept, and of a CONFIG the eager artefact that is made now."""
     folder = Path(source)
     if (folder / MANIFEST).is_file():
         if args.overrides or args.data_path or args.weights or args.device:
             raise UsageError(f"{folder} is an artefact, whose plan is settled; serve its CONFIG to change settings")
-        return folder, Path(args.out or Path("runs") / "infer" / f"serve-{folder.resolve().name}")
+        return folder, Path(args.out or Path("runs") / "infer" / f"serve-{folder.resolve().name}"), None
     if folder.is_dir():
         raise UsageError(f"{folder} holds no {MANIFEST}; name an artefact's folder, or a configuration")
     args.config, args.config_flag = source, None
@@ -127,7 +129,8 @@ def _find_artefact(args: argparse.Namespace, source: str, aside: Console) -> tup
     aside.print(f"{source} is served in eager as it is; fulltilt infer search finds what is faster", soft_wrap=True)
     from fulltilt.infer.serve.eager import prepare_eager
 
-    return prepare_eager(config, out_dir, words, weights=args.weights), out_dir
+    built = prepare_eager(config, out_dir, words, weights=args.weights, n_threads=args.threads)
+    return built.folder, out_dir, built
 
 
 def _read_settings(args: argparse.Namespace, out_dir: Path) -> Settings:
@@ -167,7 +170,10 @@ def _print_start(console: Console, folder: Path, url: str, token: Path | None) -
         console, f"{folder} is served at {url}; Ctrl-C lets it answer what it has, and ends it", soft_wrap=True
     )
     head = f'-H "Authorization: Bearer $(cat {token})" ' if token else ""
-    console.print(f"try: curl -s {head}{url}/v1/samples | curl -s {head}{url}/v1/predict --json @-", soft_wrap=True)
+    ask = f"curl -s {head}{url}/v1/samples | curl -s {head}{url}/v1/predict --json @-"
+    if '"writes_text": true' in (folder / MANIFEST).read_text():
+        ask = f"""curl -sN {head}{url}/v1/generate -d '{{"tokens": [1], "max_new_tokens": 8}}'"""
+    console.print(f"try: {ask}", soft_wrap=True)
     if token:
         console.print(f"a browser asks for a password: it is the token in {token}", soft_wrap=True)
     sys.stdout.flush()

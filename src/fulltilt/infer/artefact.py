@@ -69,8 +69,8 @@ class Artefact:
         return [join_samples(group, manifest.inputs) for group in groups]
 
 
-def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Path, *, name: str = "model") -> Manifest:
-    """Build an artefact of a plan; the manifest is written last, so what is there is whole.
+def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Path, *, name: str = "model") -> Artefact:
+    """Build an artefact of a plan, and return it open; the manifest is written last, so what is there is whole.
 
     Raises:
         PlanObstacleError: a lever of the plan cannot apply to this model here.
@@ -118,7 +118,8 @@ def build_artefact(model: "InferenceModel", plan: Mapping[str, Any], folder: Pat
             f"engine {plan['engine']} cannot build the model ({tell(error)}); use another engine"
         ) from error
     write_samples(folder, samples, [artefact.answer([sample])[0] for sample in samples])
-    return write_manifest(folder, manifest)
+    artefact.manifest = write_manifest(folder, manifest)
+    return artefact
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:

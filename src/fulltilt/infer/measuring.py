@@ -26,7 +26,7 @@ from fulltilt.infer.gates.accuracy import compare_outputs
 from fulltilt.infer.gates.effect import is_eager
 from fulltilt.infer.joining import Sample
 from fulltilt.infer.load import loop
-from fulltilt.infer.load.arrivals import plan_arrivals
+from fulltilt.infer.load.arrivals import cut_prompt, plan_arrivals
 from fulltilt.infer.targets import QUANTILES, Figures, Load, Target, count_at_most, examine_target, judge
 from fulltilt.levers import find_obstacles, load_inference_catalogue
 from fulltilt.levers.precision import resolve
@@ -40,7 +40,6 @@ TRAINING = ("channels_last", "compile")  # levers of speed that training alone h
 N_JUDGED = 16  # samples that eager fp32 answers too, where the plan is another
 N_SAMPLES = 256  # that requests take turns with, as many as an artefact keeps
 MEMORY_EVERY_S = 0.05
-PROMPT_SHARES = (0.125, 0.5)  # of a sample that a prompt has, from … to
 WARM_UP_S = 1.0
 MIN_WARM_UP = 3
 BLOCK_S = 0.2
@@ -91,17 +90,13 @@ class TextRequests(Requests):
         self._writer, self._n_new, self._room, self._draws = writer, load.new_tokens, room, random.Random(load.seed)
 
     def _write(self, samples: Sequence[Sample]) -> None:
-        prompts = [self._cut(words.tolist()) for words, *_ in samples]
+        prompts = [cut_prompt(words.tolist(), self._draws)[: self._room] for words, *_ in samples]
         times_s: list[float] = []
         begin_s = time.perf_counter()
         self._writer(prompts, self._n_new, lambda words: times_s.append(time.perf_counter() - begin_s))
         self.first_s.append(times_s[0])
         if len(times_s) != self._n_new:
             raise FulltiltError(f"the model wrote {len(times_s)} words of {self._n_new}; lower targets.new_tokens")
-
-    def _cut(self, words: list[int]) -> list[int]:
-        low, high = (max(1, int(share * len(words))) for share in PROMPT_SHARES)
-        return words[: self._draws.randint(low, high)][: self._room]
 
 
 def run(message: Mapping[str, Any], send: Answer) -> None:

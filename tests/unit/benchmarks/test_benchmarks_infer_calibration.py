@@ -25,7 +25,7 @@ def test_two_loads_of_a_server_tell_what_the_surface_does_not_know(monkeypatch):
     arrivals, calls = draw_arrivals((1,), 1, n=4000), [np.zeros(3), np.array([0.02 * 80, 80, 80])]
 
     def load(url, goal, rate, *, seconds):
-        simulated_s = simulate_responses_s(arrivals.cut(round(rate * seconds)), rate, Policy(), true)
+        simulated_s = simulate_responses_s(calibration.cut(arrivals, round(rate * seconds)), rate, Policy(), true)
         return SimpleNamespace(select=lambda: SimpleNamespace(response_s=np.array(simulated_s)))
 
     monkeypatch.setattr(calibration, "CALIBRATION_S", 20.0)

@@ -131,6 +131,23 @@ def test_weights_of_another_model_and_torn_files_are_errors_with_both_reasons(fo
         open_artefact(folder)
 
 
+def test_the_files_of_another_model_are_refused_with_the_reason_and_eager_answers_where_it_can(folder, model):
+    (folder / "model.onnx").write_bytes(b"of this model")
+    change_manifest(folder, plan={**read_manifest(folder).plan, "engine": "onnx"})
+    (folder / "model.onnx").write_bytes(b"of another model")
+    opened = open_artefact(folder)
+    assert opened.notes == ("eager fp32 answers instead: model.onnx is not the file that was built",)
+    np.testing.assert_allclose(opened.answer(model.samples[:1])[0][0], model.answer(model.samples[:1])[0][0], atol=1e-6)
+    torch.save(torch.nn.Linear(2, 2).state_dict(), folder / "weights.pt")
+    with pytest.raises(
+        FulltiltError, match=r"unusable: model\.onnx .*; nor in eager fp32: .*weights\.pt is not the file"
+    ):
+        open_artefact(folder)
+    change_manifest(folder)  # by somebody who writes the digests of both
+    with pytest.raises(FulltiltError, match=r"is unusable: .*nor in eager fp32: .*state_dict"):
+        open_artefact(folder)
+
+
 @pytest.mark.parametrize("name", ["samples.npz", "words.json"])
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn"])
 def test_samples_and_words_that_are_damaged_are_refused_before_anybody_reads_them(folder, name, content):
@@ -283,12 +300,13 @@ def test_verify_finds_other_answers_other_files_and_what_got_slower(folder, monk
     assert not found["speed"]["passed"]
     assert "0.80 times as fast" in found["speed"]["text"]
     write_samples(folder, read_samples(folder), [(a + 0.1,) for (a,) in read_samples(folder, "output")])
+    built_with = read_manifest(folder).built_with | {"torch": "1.0"}
     changed = verify(folder)
     assert [(c["name"], c["passed"]) for c in changed["checks"]] == [("files", False)]
-    change_manifest(folder)
+    change_manifest(folder, built_with=built_with)
     found = {check["name"]: check for check in verify(folder)["checks"]}
     assert not found["answers"]["passed"]
-    assert read_manifest(folder).built_with == read_manifest(folder).built_with
+    assert read_manifest(folder).built_with == built_with, "what does not hold is not admitted"
 
 
 @pytest.mark.slow

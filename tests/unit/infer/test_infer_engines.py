@@ -100,7 +100,7 @@ def test_no_op_6_graphs_that_are_built_anew_at_every_shape_are_counted():
 
 def test_batches_are_filled_up_to_shapes_that_were_recorded_before_the_first_answer(model, tmp_path, monkeypatch):
     monkeypatch.setattr(Recorded, "_capture", call_instead)
-    manifest = build_artefact(model, inference_plan_of(model.config), tmp_path)
+    manifest = build_artefact(model, inference_plan_of(model.config), tmp_path).manifest
     eager = open_artefact(tmp_path)
     graphs = replace(manifest, plan={**manifest.plan, "cuda_graphs": True})
     filled = Artefact(tmp_path, graphs, find_engine("eager").load(tmp_path, graphs))
@@ -115,7 +115,7 @@ def test_batches_are_filled_up_to_shapes_that_were_recorded_before_the_first_ans
 
 
 def test_the_precision_of_products_is_the_artefacts_own_though_another_was_opened_since(model, tmp_path):
-    manifest = build_artefact(model, inference_plan_of(model.config), tmp_path)
+    manifest = build_artefact(model, inference_plan_of(model.config), tmp_path).manifest
     seen = []
 
     def forward(*inputs):
@@ -130,7 +130,7 @@ def test_the_precision_of_products_is_the_artefacts_own_though_another_was_opene
 
 
 def test_the_reference_of_a_tf32_candidate_is_answered_in_fp32(model, tmp_path, monkeypatch):
-    manifest = build_artefact(model, inference_plan_of(model.config), tmp_path)
+    manifest = build_artefact(model, inference_plan_of(model.config), tmp_path).manifest
     tf32 = replace(manifest, plan={**manifest.plan, "precision": "tf32"})
     seen = []
     answer = type(model).answer
@@ -149,7 +149,7 @@ def test_the_reference_of_a_tf32_candidate_is_answered_in_fp32(model, tmp_path, 
 def test_of_several_metrics_the_one_that_loses_most_is_held_to_the_limit(model, tmp_path):
     metrics = {"steady": lambda outputs, targets: torch.ones(len(targets)), **model.workload.metrics}
     two = replace(model, workload=replace(model.workload, metrics=metrics))
-    manifest = build_artefact(two, inference_plan_of(model.config), tmp_path)
+    manifest = build_artefact(two, inference_plan_of(model.config), tmp_path).manifest
     runner = TorchRunner(lambda *inputs: tuple(-each for each in two.module(*inputs)), model.device, manifest)
     found = measure_accuracy(two, Artefact(tmp_path, manifest, runner))
     assert found.metric == "accuracy"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.standin_server import StandIn
+from tests.standin_server import Events, StandIn
 
 from fulltilt.cli import _infer_load
-from fulltilt.cli._infer_load import _fetch_promise
+from fulltilt.cli._infer_load import _fetch_manifest, _read_promise
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.infer.load.arrivals import plan_arrivals
-from fulltilt.infer.load.http import HttpLoad, build_bodies, fetch
+from fulltilt.infer.load.http import HttpLoad, build_bodies, build_prompts, fetch
 from fulltilt.infer.load.outcome import N_COLUMNS, LoadPlan, Responses
 from fulltilt.infer.load.sender import MAX_TOLD, Sender
 
@@ -109,6 +109,29 @@ def test_offline_as_many_are_open_as_connections_allow():
     assert outcome.samples_per_s > 0
 
 
+def test_words_are_counted_as_they_come_and_a_text_that_ends_with_an_error_is_late():
+    words = [{"token": 3, "text": '{"token": '}, {"token": 4}, {"token": 5}]
+
+    def write(number, body):
+        assert body["max_new_tokens"] == 3
+        return 200, Events([*words[:2], {"error": "deadline"}] if number == 4 else [*words, {"done": True}], 0.05)
+
+    prompts = build_prompts([list(range(16)), [list(range(8)), [1] * 8]], 3, seed=0)
+    sent = [json.loads(prompt)["tokens"] for prompt in prompts]
+    assert [words == list(range(len(words))) and 1 <= len(words) <= 8 for words in sent] == [True, True]
+    plan = {"scenario": "single", "requests_per_s": None, "new_tokens": 3, "seconds": 1.5, "limit_s": 5.0, "min_s": 9.0}
+    with StandIn(answer=write) as server:
+        outcome, _ = run_load(server.url, bodies=prompts, **plan)
+    assert server.heads[0].startswith("POST /v1/generate HTTP/1.1\r\n")
+    assert server.n_connections == 1
+    assert outcome.unanswered == {"ended with an error": 1}
+    assert outcome.tokens_per_s == pytest.approx(3 * outcome.answered_per_s)
+    first_ms, whole_ms = outcome.first_token_ms["p50"].measured, outcome.response_ms["p50"].measured
+    assert 0 < first_ms <= whole_ms - 100, "three pauses of 50 ms lie behind the first word"
+    with pytest.raises(UsageError, match="16 new words leave none for a prompt: texts have 16 here"):
+        build_prompts([list(range(16))], 16, seed=0)
+
+
 def test_those_who_waited_for_a_connection_share_the_ones_there_are():
     with StandIn(pause_s=lambda number: 0.6 if number == 5 else 0.0) as server:
         outcome, _ = run_load(server.url, requests_per_s=2000.0, seconds=0.8)
@@ -149,7 +172,7 @@ def test_of_many_open_requests_the_oldest_are_told_and_nothing_behind_them_count
     asyncio.run(tell())
     rows = np.frombuffer(bytes.fromhex(json.loads(capsys.readouterr().out)["open"])).reshape(-1, N_COLUMNS)
     assert len(rows) == MAX_TOLD
-    answered = [[-9.0, -9.0, -8.9, 200, 0]]
+    answered = [[-9.0, -9.0, -8.9, 200, 0, 0, 0]]
     kept = Responses(np.concatenate([rows, answered]), limit_s=0.1)
     assert kept.count_unanswered() == {"no answer yet": MAX_TOLD - 1}, "they are late, whatever comes"
     assert len(kept) == MAX_TOLD - 1
@@ -219,7 +242,7 @@ def test_a_promise_that_is_none_of_ours_is_none():
     half, wrong = {"limit_s": 1}, promise | {"quantile": 5}
     answers = [*({"promise": each} for each in (promise, None, "x", half, wrong)), [], 5]
     with StandIn(documents={f"/{n}/v1/manifest": answer for n, answer in enumerate(answers)}) as server:
-        found = [_fetch_promise(f"{server.url}/{n}", None) for n in range(len(answers))]
+        found = [_read_promise(_fetch_manifest(f"{server.url}/{n}", None)) for n in range(len(answers))]
     assert found == [promise] + [None] * 6
 
 

@@ -93,6 +93,36 @@ def test_a_single_stream_has_the_percentiles_of_the_calls_in_both(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_stream_of_eight_samples_a_request_takes_as_long_as_its_eight_calls_in_both(tmp_path):
+    theirs, ours, n = Service(), Service(), 40
+    settings = {"multi_stream_samples_per_query": 8}
+    summary, _ = run_loadgen(theirs, loadgen.TestScenario.MultiStream, tmp_path, n=n, **settings)
+    answers = serve(plan_arrivals("multi", n, None, seed=0), lambda: sum(ours.answer() for _ in range(8)))
+    responses_s = [a.response_s for a in answers]
+    for service, read_ms in (
+        (theirs, lambda percentile: read_percentile_ms(summary, f"{percentile:.2f}")),
+        (ours, lambda percentile: 1000 * np.quantile(responses_s, percentile / 100, method="inverted_cdf")),
+    ):
+        assert len(service.calls_s) == 8 * n
+        called_ms = 1000 * np.reshape(service.calls_s, (n, 8)).sum(axis=1)
+        for percentile in (50, 90, 99):
+            assert read_ms(percentile) >= 0.999 * np.quantile(called_ms, percentile / 100, method="lower")
+        assert read_ms(50) <= 2 * np.quantile(called_ms, 0.5)
+        assert read_ms(99) >= 1000 * STALL_S, "the stall is in one of forty"
+
+
+@pytest.mark.slow
+def test_offline_both_tell_the_samples_a_second_of_the_calls(tmp_path):
+    theirs, ours = Service(), Service()
+    summary, _ = run_loadgen(theirs, loadgen.TestScenario.Offline, tmp_path, offline_expected_qps=1.0)
+    rate_per_s = float(re.search(r"^Samples per second: *(\S+)", summary, re.M)[1])
+    answers = serve(plan_arrivals("offline", N, None, seed=0), ours.answer)
+    for service, found_per_s in ((theirs, rate_per_s), (ours, N / answers[-1].end_s)):
+        assert len(service.calls_s) == N
+        assert 0.5 < found_per_s * sum(service.calls_s) / N <= 1.001
+
+
+@pytest.mark.slow
 def test_a_stall_is_in_the_percentiles_of_both_under_poisson_arrivals(tmp_path):
     settings = {"server_target_qps": RATE_PER_S, "server_target_latency_ns": 10**9}
     summary, _ = run_loadgen(Service(), loadgen.TestScenario.Server, tmp_path, **settings)

@@ -19,8 +19,11 @@ from fulltilt.errors import (
     StorageError,
     UsageError,
 )
+from fulltilt.infer.artefact import open_artefact
+from fulltilt.infer.engines import _torch
 from fulltilt.infer.measuring import BLOCK_S, MIN_BLOCKS, N_BLOCKS, measure_blocks, open_model, start_meter, warm_up
 from fulltilt.infer.process import build_error, run_measuring
+from fulltilt.infer.serve.eager import POLICY, prepare_eager
 from fulltilt.infer.targets import Load
 from fulltilt.records import Evidence
 from fulltilt.tasks import Workload
@@ -139,6 +142,33 @@ def test_memory_has_a_peak_and_a_mean_below_it():
     peak_gib, mean_gib = stop()
     assert peak_gib > before + 0.05
     assert 0.5 * before < mean_gib < peak_gib - 0.01
+
+
+def prepare(out_dir, *, n_threads=None, **sections):
+    values = {"task": "tests.unit.infer.small_encoder:workload", "run": {"device": "cpu"}, **sections}
+    config = config_from_values(values, base_dir="")
+    return prepare_eager(config, out_dir, (), weights=None, n_threads=n_threads)
+
+
+def test_a_configuration_is_served_by_the_model_that_was_loaded_as_its_artefact_was_built(tmp_path, monkeypatch):
+    loads, rebuild = [], _torch.rebuild_module
+    monkeypatch.setattr(_torch, "rebuild_module", lambda *given: loads.append(given) or rebuild(*given))
+    built = prepare(tmp_path, n_threads=1)
+    assert len(loads) == 1
+    assert (built.plan["threads"], built.manifest.policy, built.manifest.accuracy) == (1, POLICY, None)
+    opened = open_artefact(built.folder)
+    assert opened.manifest == built.manifest
+    mine, theirs = (each.answer(opened.samples[:3]) for each in (built, opened))
+    assert all((a == b).all() for (a,), (b,) in zip(mine, theirs, strict=True))
+
+
+def test_a_configuration_that_costs_more_accuracy_than_it_allows_is_not_served(tmp_path):
+    int8 = {"quantization": "int8"}
+    assert prepare(tmp_path, inference={**int8, "max_metric_drop_pct": 100}).manifest.accuracy.sqnr_db > 25
+    refused = {**int8, "max_metric_drop_pct": 100, "min_sqnr_db": 100}
+    with pytest.raises(UsageError, match=r"the error is \d+\.\d dB .*inference\.min_sqnr_db asks for 100"):
+        prepare(tmp_path, inference=refused)
+    assert not (tmp_path / "eager" / "manifest.json").exists(), "so nobody serves it by its folder"
 
 
 class Clock:

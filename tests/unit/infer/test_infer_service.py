@@ -5,18 +5,23 @@ import base64
 import gc
 import json
 import math
+from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
 import pytest
 from tests.unit.infer.fake_artefact import FAILS, IS_NAN, FakeArtefact, build_manifest, build_sample
 
-from fulltilt.cli import run_command
-from fulltilt.infer.artefact import Artefact
+from fulltilt.cli import _infer_serve, run_command
+from fulltilt.cli._shared import build_console
+from fulltilt.config import inference_plan_of, load_config
+from fulltilt.infer.artefact import Artefact, build_artefact
 from fulltilt.infer.manifest import InputSpec, Policy
+from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.serve import serving
 from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
 from fulltilt.infer.serve.service import GONE, Service, Settings
+from fulltilt.records import dumps
 
 TWO = (InputSpec(name="ids", dtype="int64", shape=(None,)), InputSpec(name="mask", dtype="bool", shape=(None,)))
 IMAGE = (InputSpec(name="x", dtype="float32", shape=(2, 2)),)
@@ -42,7 +47,8 @@ class Server:
         try:
             return asyncio.run(run())
         finally:
-            self.model.gate.set()
+            if isinstance(self.model, FakeArtefact):
+                self.model.gate.set()
             self.service.close()
 
     def ask(self, *bodies, headers=None):
@@ -69,6 +75,20 @@ def test_samples_are_answered_in_order_and_equal_ones_the_second_time_from_memor
     first, second = Server().ask([[1, 2], [3]], [[3], [4, 4, 4]])
     assert first == (200, {"outputs": [[3.0], [3.0]], "cached": [False, False]})
     assert second == (200, {"outputs": [[3.0], [12.0]], "cached": [True, False]})
+
+
+def test_the_bidirectional_language_model_is_served_as_it_answers(tmp_path):
+    words = ["model=bilm(depth=1, embedding=16, hidden=16, projection=8)", "num_workers=0", "device=cpu"]
+    path = Path(__file__).parents[3] / "configs" / "elmo_depth-2_seed-42.yaml"
+    config = load_config(path, [*words, "dataset=text(seq_len=12, vocab_size=300)"])
+    model = build_inference_model(config, device="cpu", n_samples=12)
+    built = build_artefact(model, inference_plan_of(config), tmp_path)
+    assert (built.manifest.joins, built.manifest.inputs[0].below) == ("pad", 300)
+    ((status, answered),) = Server(built).ask([sample[0].tolist() for sample in model.samples[:3]])
+    assert status == 200
+    for given, expected in zip(answered["outputs"], model.answer(model.samples[:3]), strict=True):
+        for mine, theirs in zip(given, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
 def test_several_inputs_are_a_list_each_and_are_joined():
@@ -532,6 +552,15 @@ def test_what_cannot_be_served_is_refused_before_anything_is_opened(words, said,
     (tmp_path / "artefact" / "manifest.json").write_text("{}")
     assert run_command(["infer", "serve", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("writes", "asked"), [(True, '/v1/generate -d \'{"tokens": [1], '), (False, "/v1/predict --json")]
+)
+def test_what_to_try_first_is_what_the_model_does(writes, asked, tmp_path, capsys):
+    (tmp_path / "manifest.json").write_text(dumps(build_manifest(writes_text=writes), indent=1))
+    _infer_serve._print_start(build_console(), tmp_path, "http://here", None)
+    assert f"http://here{asked}" in capsys.readouterr().out
 
 
 def test_batches_reach_the_model_padded_to_their_longest(tmp_path):

@@ -14,7 +14,9 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from fulltilt.errors import UsageError, describe_error
@@ -155,7 +157,11 @@ def build_router(service: TextService, host: Any) -> APIRouter:
         host.n_open += n
 
     @router.post("/v1/generate")
-    async def generate(body: GenerateBody, request: Request) -> StreamingResponse:
+    async def generate(request: Request) -> StreamingResponse:
+        try:  # of whatever type it says it is: curl -d calls it a form
+            body = GenerateBody.model_validate_json(await request.body())
+        except ValidationError as error:
+            raise RequestValidationError([each | {"loc": ("body", *each["loc"])} for each in error.errors()]) from None
         deadline_s = read_deadline_s(request, host.settings.deadline_s, time.monotonic())
         if service.n_inside > service.max_waiting:
             raise HTTPException(429, f"{service.n_inside} requests wait already; come later", {"Retry-After": "1"})

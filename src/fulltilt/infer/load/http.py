@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 
 from fulltilt.errors import FulltiltError, UsageError
+from fulltilt.infer.load.arrivals import cut_prompt
 from fulltilt.infer.load.outcome import N_COLUMNS, LoadOutcome, LoadPlan, Responses, build_outcome, judge_responses
 
 MAX_RATE_PER_S = 10_000.0  # one process sends no more
@@ -135,8 +137,18 @@ def build_bodies(samples: Sequence[Any], samples_per_request: int) -> list[str]:
     return [json.dumps({"inputs": [samples[(i + k) % n] for k in range(samples_per_request)]}) for i in range(n)]
 
 
+def build_prompts(samples: Sequence[Any], n_new: int, *, seed: int) -> list[str]:
+    """Build requests for words behind the beginning of each sample's first input, or raise UsageError."""
+    texts = [sample[0] if isinstance(sample[0], list) else sample for sample in samples]
+    draws, room = random.Random(seed), max(map(len, texts)) - n_new
+    if room < 1:
+        raise UsageError(f"{n_new} new words leave none for a prompt: texts have {room + n_new} here; ask for fewer")
+    prompts = [cut_prompt(words, draws)[:room] for words in texts]
+    return [json.dumps({"tokens": words, "max_new_tokens": n_new}) for words in prompts]
+
+
 def fetch(url: str, *, token: str | None = None, body: str | None = None) -> Any:
-    """Fetch a JSON document from a server, or its answer to ``body``.
+    """Fetch a JSON document from a server, or its answer to ``body``; of server-sent events the text.
 
     Raises:
         UsageError: nobody answers there, or with something else; a server that only has too much to do is none.
@@ -146,6 +158,8 @@ def fetch(url: str, *, token: str | None = None, body: str | None = None) -> Any
         request = Request(split_url(url).geturl(), headers=headers, data=None if body is None else body.encode())
         with urlopen(request, timeout=PATIENCE_S) as answer:
             text = answer.read(MOST_BYTES)
+            if answer.headers.get_content_type() == "text/event-stream":
+                return text.decode()
     except HTTPError as error:
         with error:
             said = f"{error.reason} ({error.read(MOST_SAID).decode(errors='replace')})"

@@ -18,15 +18,15 @@ Verdict = Literal["met", "missed", "not proven"]
 Floats = NDArray[np.float64]
 NEVER_S = 1e9  # stands for an answer that never came, where a figure has to be finite
 OK = 200
-TIMED_OUT, BROKEN, OPEN = 0, -1, -2
-NAMES = {TIMED_OUT: "timed out", BROKEN: "connection broken", OPEN: "no answer yet"}
+TIMED_OUT, BROKEN, OPEN, CUT_OFF = 0, -1, -2, -3
+NAMES = {TIMED_OUT: "timed out", BROKEN: "connection broken", OPEN: "no answer yet", CUT_OFF: "ended with an error"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 MIN_S = 5.0  # of a load that a test ends
 BLAME = 0.5  # of a percentile, counted from the sending on: if that is less, the generator made it
 NEAR = 0.25  # of the limit
 GROWTH = 1.5  # the last third of the responses takes so many times as long as the first: the queue grows
-N_COLUMNS = 5
-"""Of a row: due, handled by the generator and ended, in seconds since the load began; status; samples from a cache."""
+N_COLUMNS = 7
+"""Of a row: due, handled by the generator, ended (seconds of the load); status; cached samples; words, first of it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +43,7 @@ class LoadPlan:
         requests_per_s: None where the scenario sends the next request after an answer.
         seconds: The longest time; a test that decides ends it earlier, but not before ``min_s``.
         quantile: Share of the responses that has to be within the limit; None of it without a limit.
+        new_tokens: Words that each request asks for, of a model that writes text; 0: requests hold samples.
     """
 
     url: str
@@ -55,11 +56,13 @@ class LoadPlan:
     limit_s: float | None = None
     seed: int = 0
     timeout_s: float = 30.0
+    new_tokens: int = 0
 
     @property
     def target(self) -> str:
         """Where requests go: the URL itself where it has a path, else where our servers take them."""
-        return self.url if self.url.partition("://")[2].partition("/")[2] else f"{self.url.rstrip('/')}/v1/predict"
+        ours = f"{self.url.rstrip('/')}/v1/{'generate' if self.new_tokens else 'predict'}"
+        return self.url if self.url.partition("://")[2].partition("/")[2] else ours
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +77,10 @@ class LoadOutcome:
         unanswered: Status or event → requests; each is late.
         test: The sequential test of the share of late responses.
         generator_late_ms: How late the generator itself handled requests that were due: median and p99.
+        first_token_ms: From the scheduled arrival to the first word, of a model that writes text; else empty.
+        tokens_per_s: Words that were written, over the seconds of the load; None: no text was asked for.
         histogram: Lower and upper bound in milliseconds, responses between them.
+        null_reasons: What is null → why.
     """
 
     version: int
@@ -93,14 +99,17 @@ class LoadOutcome:
     dependence: float
     test: ShareTest | None
     generator_late_ms: dict[str, float]
+    first_token_ms: dict[str, Estimate]
+    tokens_per_s: float | None
     histogram: tuple[tuple[float, float, int], ...]
+    null_reasons: dict[str, str]
 
 
 class Responses:
     """Keeps requests as they were due, up to the first that may still be in time.
 
     Attributes:
-        response_s: Seconds from the scheduled arrival; infinite where there was no proper answer.
+        response_s, first_s: Seconds from the scheduled arrival to the end and to the first word; infinite without it.
     """
 
     def __init__(self, rows: ArrayLike, limit_s: float | None = None):
@@ -108,10 +117,11 @@ class Responses:
         table = table[np.argsort(table[:, 0], kind="stable")]
         is_unknown = (table[:, 3] == OPEN) & (table[:, 2] - table[:, 0] <= (limit_s or math.inf))
         table = table[: is_unknown.argmax()] if is_unknown.any() else table  # what follows is a selection
-        self.due_s, handled_s, self.ended_s, self.status, self.n_cached = table.T
+        self.due_s, handled_s, self.ended_s, self.status, self.n_cached, self.n_words, first_s = table.T
         self.generator_late_s = handled_s - self.due_s
         self.is_answered = self.status == OK
         self.response_s = np.where(self.is_answered, self.ended_s - self.due_s, math.inf)
+        self.first_s = np.where(self.is_answered, first_s - self.due_s, math.inf)
 
     def __len__(self) -> int:
         return len(self.due_s)
@@ -177,9 +187,14 @@ def build_outcome(responses: Responses, plan: LoadPlan, ended: str) -> LoadOutco
     n_answered, seconds = int(responses.is_answered.sum()), float(responses.ended_s.max())
     quantiles = QUANTILES | {f"p{100 * plan.quantile:g}".replace(".", ""): plan.quantile}
     response_ms = {name: estimate_quantile(1000 * ordered, q, dependence) for name, q in quantiles.items()}
-    slowest_ms = 1000 * float(ordered[-1])
+    slowest_ms, first_ms = 1000 * float(ordered[-1]), 1000 * np.sort(responses.first_s)
     late_ms = 1000 * responses.generator_late_s
-    n_samples = n_answered * plan.samples_per_request
+    n_samples, writes = n_answered * plan.samples_per_request, plan.new_tokens > 0
+    null_reasons = {} if writes else {"tokens_per_s": "no text was asked for"}
+    if plan.limit_s is None:
+        null_reasons |= dict.fromkeys(("verdict", "late_share", "test"), "no limit was stated")
+    if not all(math.isfinite(each.ci95[1]) for each in response_ms.values()):
+        null_reasons["response_ms"] = "one that is never answered is infinite, and so is a bound of too few"
     return LoadOutcome(
         version=VERSION,
         verdict=verdict,
@@ -197,5 +212,8 @@ def build_outcome(responses: Responses, plan: LoadPlan, ended: str) -> LoadOutco
         dependence=dependence,
         test=test,
         generator_late_ms={name: float(np.quantile(late_ms, QUANTILES[name])) for name in ("p50", "p99")},
+        first_token_ms={name: estimate_quantile(first_ms, q, dependence) for name, q in quantiles.items() if writes},
+        tokens_per_s=int(responses.n_words[responses.is_answered].sum()) / seconds if writes else None,
         histogram=tuple(count_histogram(ordered[: np.isfinite(ordered).sum()])),
+        null_reasons=null_reasons,
     )

@@ -18,8 +18,8 @@ from collections.abc import Awaitable
 from typing import Any
 
 from fulltilt.infer.load.arrivals import plan_arrivals
-from fulltilt.infer.load.client import Client
-from fulltilt.infer.load.outcome import BROKEN, N_COLUMNS, OPEN, TIMED_OUT
+from fulltilt.infer.load.outcome import BROKEN, CUT_OFF, N_COLUMNS, OPEN, TIMED_OUT
+from fulltilt.web.client import Client, Received
 
 TELL_EVERY_S = 0.2
 MAX_TOLD = 500  # open requests, the oldest: telling costs time
@@ -67,30 +67,39 @@ class Sender:
     def write(self, ended: str | None = None) -> None:
         now_s, still = self._now_s(), array("d")
         for due_s, handled_s in itertools.islice(self._open.values(), None if ended else MAX_TOLD):
-            still.extend((due_s, handled_s, now_s, OPEN, 0))
+            still.extend((due_s, handled_s, now_s, OPEN, 0, 0, 0))
         if len(still) < N_COLUMNS * len(self._open):
-            still[-3] = still[-5]  # as if it had just come, so that nothing behind it counts
+            still[-5] = still[-7]  # as if it had just come, so that nothing behind it counts
         # as bytes: a thousand rows in JSON are 5 ms in which no request is sent
         rows, self._rows = {"rows": self._rows.tobytes().hex(), "open": still.tobytes().hex()}, array("d")
         print(json.dumps(rows | {"now_s": now_s, "ended": ended}), flush=True)
 
-    async def _receive(self, number: int, answer: Awaitable[tuple[int, int]]) -> None:
+    async def _receive(self, number: int, answer: Awaitable[Received]) -> None:
         due_s, handled_s = self._open[number]
         try:
             async with asyncio.timeout_at(self._begin_s + due_s + self._plan["timeout_s"]):
-                status, n_cached = await answer
+                received = await answer
         except TimeoutError:
-            status, n_cached = TIMED_OUT, 0
+            received = Received(TIMED_OUT, b"", 0.0)
         except (OSError, EOFError, ValueError, asyncio.LimitOverrunError):
-            status, n_cached = BROKEN, 0
-        now_s = self._now_s()
+            received = Received(BROKEN, b"", 0.0)
+        now_s, (status, *counted) = self._now_s(), count_answer(received)
         del self._open[number]
-        self._rows.extend((due_s, handled_s, now_s, status, n_cached))
+        self._rows.extend((due_s, handled_s, now_s, status, *counted, max(0.0, received.first_s - self._begin_s)))
         self._n_broken, self._heard_s = (self._n_broken + 1, self._heard_s) if status == BROKEN else (0, now_s)
         self._slots.release()
 
     def _now_s(self) -> float:
         return self._loop.time() - self._begin_s
+
+
+def count_answer(received: Received) -> tuple[int, int, int]:
+    """Return the status, the samples that came from a cache, and the words that were written."""
+    status, body, first_s = received
+    if first_s:
+        return CUT_OFF if b'data: {"error"' in body else status, 0, body.count(b'data: {"token"')
+    where = body.rfind(b'"cached"')
+    return status, body.count(b"true", where) if where > 0 else 0, 0
 
 
 async def run(plan: dict[str, Any]) -> None:

@@ -100,10 +100,6 @@ class Arrivals:
     unit_s: list[float]
     lengths: list[list[int]]
 
-    def cut(self, n: int) -> "Arrivals":
-        """Keep the first ``n``."""
-        return Arrivals(unit_s=self.unit_s[:n], lengths=self.lengths[:n])
-
 
 @dataclasses.dataclass(slots=True)
 class Sample:

@@ -64,6 +64,7 @@ def build_app(service: Service, *, token: str | None = None, hosts: Iterable[str
         app.include_router(build_router(open_text_service(service.artefact, service.word_table), service))
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse)
+    app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=GONE))
     app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BODY_BYTES)
     app.add_middleware(Door, token=token)
     app.add_middleware(Gate, hosts=frozenset(host.lower() for host in hosts))
