@@ -135,10 +135,11 @@ class Proof:
             if self.base not in (None, self.best):
                 yield from self._prove(self.base)
         finally:  # the budget may have ended at any group, before what came out ahead was proven: more or less of it is
-            if not self.is_proven:
-                has_earned = self.is_earned and _is_harmless(self.best, self.winner)
-                known = [*([self.winner] if has_earned else []), *self._list_proven_parts()]
-                self.best = next(filter(self._is_faster, known), self.best)
+            if not (self.is_earned and self.is_proven):
+                is_fair = self.is_proven or (self.is_earned and _is_harmless(self.best, self.winner))
+                whole = [self.best, self.winner] if is_fair else []
+                known = filter(self._is_faster, [*whole, *self._list_proven_parts()])
+                self.best = min(known, key=self._count_idle, default=self.best)
 
     def _find_whole(self) -> Plan | None:
         """Find the finalist of which every other one is that plan less one change; None where they differ otherwise."""
@@ -284,6 +285,10 @@ class Proof:
     def _list_idle(self) -> list[tuple[str, ...]]:
         """List the winner's changes that are not shown to be worth it."""
         return [names for names, less in self._without.items() if not self._is_worth(self.winner, less)]
+
+    def _count_idle(self, plan: Plan) -> int:
+        """Count the changes of a plan that are not shown to be worth it."""
+        return sum(any(plan[name] != self._space.user_plan[name] for name in names) for names in self._list_idle())
 
     def _list_clear(self) -> list[tuple[str, ...]]:
         """List the changes that won each group by far. A part of the winner has to have them, shown or not."""
