@@ -63,14 +63,11 @@ def start(
     ray.init(log_to_driver=False, **({} if ADDRESS in os.environ else own))  # not what others have started here
     tls_files = {} if tls is None else {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
     serve.start(http_options={"host": host, "port": port, "keep_alive_timeout_s": KEEP_ALIVE_S, **tls_files})
+    most_waiting = max(1, int(WAITING_SHARE * settings.n_waiting))
     deployment = serve.deployment(
         name=NAME,
         max_ongoing_requests=2 * settings.n_waiting,  # beyond its places a replica refuses by itself, and says when
-        autoscaling_config={
-            "min_replicas": fewest,
-            "max_replicas": most,
-            "target_ongoing_requests": max(1, int(WAITING_SHARE * settings.n_waiting)),
-        },
+        autoscaling_config={"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": most_waiting},
         graceful_shutdown_timeout_s=MOST_DRAIN_S,
         ray_actor_options={"num_cpus": n_threads or 1, "num_gpus": int(read_manifest(place).device == "cuda")},
     )(serve.ingress(build)())
@@ -83,9 +80,8 @@ def stop() -> None:
     import ray
     from ray import serve
 
-    if not ray.is_initialized():
-        return
-    with contextlib.suppress(serve.exceptions.RayServeException):  # it never began
-        serve.delete(NAME)  # who comes hears 404 from then on; without it lines were cut
-    serve.shutdown()
-    ray.shutdown()
+    if ray.is_initialized():
+        with contextlib.suppress(serve.exceptions.RayServeException):  # it never began
+            serve.delete(NAME)  # who comes hears 404 from then on; without it lines were cut
+        serve.shutdown()
+        ray.shutdown()
