@@ -84,7 +84,7 @@ def _run_list(args: argparse.Namespace, client: Client) -> int:
     console, status = build_console(is_screen=not args.verbose), client.get("/api/status")
     found = sorted(document["experiments"], key=lambda entry: int(entry["id"][1:]))
     where = args.url or args.lab
-    print_result(console, f"experiments in {where}: {listing.describe_states(status['states']) or 'none yet'}")
+    print_result(console, f"{listing.describe_states(status['states']) or 'no experiments yet'} in {where}")
     if not status["has_room"]:
         console.print("the disk of the lab is full: nothing starts until there is room", style="yellow")
     n_rows = None if args.verbose else listing.N_ROWS

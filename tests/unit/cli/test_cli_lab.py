@@ -38,7 +38,7 @@ def build_entry(n):
 @pytest.mark.parametrize(
     ("words", "sentence", "whole"),
     [
-        (["list"], "experiments in runs/lab: 40 failed", "e40"),
+        (["list"], "40 failed in runs/lab", "e40"),
         (["show", "e1"], "e1 (a_long_name_0=0.1", "attempt 1 on"),
     ],
 )
