@@ -115,7 +115,7 @@ def _run_on_ray(args, folder: Path, settings: Settings, listening: dict, console
 
 
 def _find_artefact(args: argparse.Namespace, source: str, aside: Console) -> tuple[Path, Path, Artefact | None]:
-    """Return the artefact's folder, one for what is kept, and of a CONFIG the eager artefact that is made now."""
+    """Return the artefact's folder, one for what is kept, and the eager artefact that a CONFIG made."""
     folder = Path(source)
     if (folder / MANIFEST).is_file():
         if args.overrides or args.data_path or args.weights or args.device:
@@ -166,12 +166,14 @@ def _read_token(args: argparse.Namespace, out_dir: Path) -> str | None:
 
 
 def _print_start(console: Console, folder: Path, url: str, token: Path | None) -> None:
+    from fulltilt.infer.artefact import read_manifest
+
     print_result(
         console, f"{folder} is served at {url}; Ctrl-C lets it answer what it has, and ends it", soft_wrap=True
     )
     head = f'-H "Authorization: Bearer $(cat {token})" ' if token else ""
     ask = f"curl -s {head}{url}/v1/samples | curl -s {head}{url}/v1/predict --json @-"
-    if '"writes_text": true' in (folder / MANIFEST).read_text():
+    if read_manifest(folder).writes_text:
         ask = f"""curl -sN {head}{url}/v1/generate -d '{{"tokens": [1], "max_new_tokens": 8}}'"""
     console.print(f"try: {ask}", soft_wrap=True)
     if token:

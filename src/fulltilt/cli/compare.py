@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from fulltilt.stats import Comparison
 
 SUFFIXES = (".yaml", ".yml")
-N_LINES = 24  # of a screen
 N_DIFFERENCES, N_FIGURES = 10, 8  # that are shown: with what stands around them they fit it
 
 
@@ -160,6 +159,7 @@ def compare_results(args: argparse.Namespace) -> int:
     from fulltilt.report import compare_text as words
     from fulltilt.report.compare import compare_sides
     from fulltilt.report.compare_sides import read_side
+    from fulltilt.report.verdict import N_LINES
 
     document = compare_sides(read_side(args.a), read_side(args.b[0]))
     write_json(args.json, document)

@@ -112,7 +112,7 @@ def _describe_reasons(document: Document) -> Iterator[str]:
 
 
 def build_figures_table(document: Document, *, n_rows: int | None = None) -> Any:
-    """Build a rich Table with a figure a row: all of them, or the first and as many columns as a screen holds."""
+    """Build a rich Table with a figure a row; with ``n_rows`` only what a screen holds."""
     from rich.table import Table
     from rich.text import Text
 

@@ -18,7 +18,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Received(NamedTuple):
-    """An answer.
+    """Holds what a server answered.
 
     Attributes:
         body: As it came, with the sizes of its chunks where it has some.

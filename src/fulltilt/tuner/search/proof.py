@@ -185,9 +185,10 @@ class Proof:
         return statistics.median(self.evidence.list_log_ratios(other, plan) or [0.0])
 
     def _list_held(self, winner: Plan, base: Plan) -> list[Plan]:
-        """List what takes turns beside the winner until it is told apart: the user's own, and parts that may do.
+        """List what takes turns beside the winner: the user's own, and a part that may do.
 
-        These are the harmless part, and what all plans share that ran half as fast as the winner, or faster.
+        That is what all plans share that ran half as fast as the winner or faster; where they share nothing, the
+        winner without all that alters learning.
         """
         least = self._rates[winner] / (1 + AHEAD_PCT / 100)
         fast, changed = [plan for plan, rate in self._rates.items() if rate >= least], list_changed(base, winner)
