@@ -438,6 +438,21 @@ def test_a_budget_that_ends_before_less_of_the_winner_is_proven_leaves_the_winne
     assert (True, True, winner) in picked
 
 
+def test_the_only_change_of_the_recommended_plan_is_worth_what_that_plan_is():
+    """A demo proved 1.12 × (1.05 to 1.20), and beside its one change stood what the winner, with two, gained by it."""
+    plan = change(threads=2, channels_last=True)
+
+    def rate(it, group):  # with both, what threads gain swings
+        swing = 1.1 ** (-1) ** group if it == plan and group else 1.0
+        return multiply(threads=1.3)(it) * swing
+
+    proof, _ = feed([plan], rate)
+    (kept,) = [effect for effect in proof.levers if effect.is_kept]
+    assert (proof.best, kept.names) == (change(threads=2), ("threads",))
+    assert kept.gain == proof.gain
+    assert proof.gain.verdict == "faster"
+
+
 def test_a_budget_that_ends_early_leaves_a_proven_part_without_what_showed_no_gain():
     """A demonstration kept a change that cost 8 % (−24 to +12), though the plan without it was proven."""
     part = change(threads=2, num_workers=2)

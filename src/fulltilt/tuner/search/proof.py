@@ -43,7 +43,8 @@ class LeverEffect:
 
     Attributes:
         names: Of the levers; batch size and accumulation change as one.
-        gain: Of the winner over the plan without the change.
+        gain: Of the winner over the plan without the change; where the recommended plan has this change alone, of that
+            plan over the user's own.
         is_kept: Whether the recommended plan has the change.
     """
 
@@ -109,12 +110,13 @@ class Proof:
     def levers(self) -> tuple[LeverEffect, ...]:
         """What each change of the race's winner is worth, as far as the time allowed."""
         own, winner = self._space.user_plan, self.winner
+        alone = list_changed(own, self.best)
         return tuple(
             LeverEffect(
                 names=names,
                 before=tuple(own[name] for name in names),
                 after=tuple(winner[name] for name in names),
-                gain=self.evidence.compare(plan, winner),
+                gain=(self.gain if alone == [names] else None) or self.evidence.compare(plan, winner),
                 is_kept=any(self.best[name] != own[name] for name in names),
             )
             for names, plan in self._without.items()
