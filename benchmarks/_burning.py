@@ -29,13 +29,13 @@ class Charge:
     """Adds work to other work of whatever length: both together take ``1 + extra`` times as long."""
 
     def __init__(self, extra: float, read_s: ReadClock):
-        self._extra, self._read_s, self._end_s = extra, read_s, read_s()
+        self.extra, self._read_s, self._end_s = extra, read_s, read_s()
         self._owed_s = 0.0
 
     def pay(self) -> None:
         """Compute until that makes up for what was done since the last payment."""
         now_s = self._read_s()
-        self._owed_s += self._extra * min(now_s - self._end_s, LONGEST_S)
+        self._owed_s += self.extra * min(now_s - self._end_s, LONGEST_S)
         while self._owed_s > 0:
             before_s, now_s = now_s, self._read_s()
             self._owed_s -= now_s - before_s
@@ -51,7 +51,7 @@ class BurningNet(nn.Module):
 
     def __init__(self, extra: float, read_s: ReadClock = time.perf_counter):
         super().__init__()
-        self._charge = Charge(extra, read_s)
+        self.charge = Charge(extra, read_s)
         self.layers = nn.Sequential(
             nn.Conv2d(N_CHANNELS, WIDTH, 3, padding=1),
             nn.ReLU(),
@@ -62,7 +62,7 @@ class BurningNet(nn.Module):
         )
 
     def forward(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        self._charge.pay()  # since the last payment: one step, its backward pass too
+        self.charge.pay()  # since the last payment: one step, its backward pass too
         return self.layers(x_BCHW)
 
 
@@ -70,7 +70,7 @@ class BurningImages(Dataset):
     """Noise of which each sample takes so much CPU time, and ``1 + extra`` times as long as it does without."""
 
     def __init__(self, sample_s: float, extra: float, read_s: ReadClock = time.perf_counter):
-        self._sample_s, self._charge = sample_s, Charge(extra, read_s)
+        self._sample_s, self.charge = sample_s, Charge(extra, read_s)
         self._images = torch.randn(N_SAMPLES, N_CHANNELS, SIDE_PX, SIDE_PX, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class BurningImages(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         burn(self._sample_s)
-        self._charge.pay()
+        self.charge.pay()
         return self._images[index], index % N_CLASSES
 
 

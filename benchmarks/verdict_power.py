@@ -3,6 +3,8 @@
 Two workloads differ by work that was added to one of them (``benchmarks/_burning.py``). They are compared as
 ``fulltilt compare`` does it, in turns of live processes, on a machine as it is and with other work on every core
 (``benchmarks/_other_work.py``); and in the former way: whole processes in turn, for the seconds that the turns took.
+What is added costs more beside other work than on a quiet machine: how much more is measured first
+(``benchmarks/_planted.py``).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import statistics
 import sys
 import tempfile
 import time
@@ -20,6 +23,7 @@ from typing import NamedTuple
 from benchmarks import _schema
 from benchmarks._duel import open_target
 from benchmarks._other_work import disturb_cores
+from benchmarks._planted import SETTINGS, measure_planted
 from benchmarks._runner import Context, Findings
 from benchmarks._schema import Arm, build_arm, judge
 from fulltilt.config import Config, config_for_object, plan_of
@@ -44,6 +48,7 @@ STEP, LOADER = "bound by the step", "bound by the loader"
 SAMPLE_S = 2e-3
 MAX_MEASURE_S = 8.0  # of a whole process, as the default search has it
 MIN_ROUNDS = 2
+PLANTED_S = 90.0  # for which a difference is measured beside other work
 UNIT = "comparison"
 MEANINGS = {"faster": "faster", "slower": "slower", "tie": "equal", "too_noisy": "undecided"}
 """Verdict over whole processes → the same of turns."""
@@ -94,10 +99,12 @@ class Outcome(NamedTuple):
         right = {0: ("equal",), 2: ("equal", "faster")}.get(cell.difference_pct, ("faster",))
         return self.verdict not in (*right, "undecided")
 
-    def covers(self, cell: Cell) -> bool:
-        return self.ci_pct[0] <= cell.difference_pct <= self.ci_pct[1]
+    def covers(self, planted_pct: float) -> bool:
+        return self.ci_pct[0] <= planted_pct <= self.ci_pct[1]
 
 
+Planted = Mapping[Cell, Sequence[float]]
+"""Cell → the difference in percent, round by round, where it was measured; elsewhere it is what was added."""
 Outcomes = Mapping[tuple[Cell, str], Sequence[Outcome]]
 """Cell and way → the outcomes of all repeats."""
 
@@ -105,6 +112,7 @@ Outcomes = Mapping[tuple[Cell, str], Sequence[Outcome]]
 def run(context: Context) -> Findings:
     cells = QUICK_CELLS if context.quick else CELLS
     n_repeats = context.n_repeats or (1 if context.quick else N_REPEATS)
+    planted = measure_differences(cells, seconds=1.0 if context.quick else PLANTED_S)
     outcomes: dict[tuple[Cell, str], list[Outcome]] = {}
     for number, cell in itertools.product(range(n_repeats), cells):
         is_rare = number % RARE == 0
@@ -119,6 +127,8 @@ def run(context: Context) -> Findings:
         "bound by the loader: one worker, and one thread for the model: with two, three threads share two cores",
         "difference: work added to each step, or to each sample of the loader, for a share of the time that it took",
         "other work: a process a core, busy and idle in turn for random 0.2 to 2 s each",
+        "planted: in one process that takes blocks with and without the work in turn, as plans take turns beside other "
+        "work (threads that sleep while they wait, on a core each); errors and coverage there are against its median",
         f"pairs of 2 % and the former way: in the first of every {RARE} repeats alone",
         "found: called faster (equal, where nothing differs) within the seconds of the case; seconds begin with the "
         "start of the server that processes are forked from",
@@ -127,8 +137,27 @@ def run(context: Context) -> Findings:
     )
     limits = "; ".join(f"{cell.name}: {cell.limit_s:g} s" for cell in cells)
     return Findings(
-        arms=tuple(describe_outcomes(outcomes)), targets=tuple(judge_outcomes(outcomes)), notes=(*notes, limits)
+        arms=(*describe_planted(planted), *describe_outcomes(outcomes, planted)),
+        targets=tuple(judge_outcomes(outcomes, planted)),
+        notes=(*notes, limits),
     )
+
+
+def measure_differences(cells: Sequence[Cell], *, seconds: float) -> Planted:
+    """Measure what the work that is added to a step costs beside other work."""
+    planted = {}
+    for cell in cells:
+        if (cell.bound, cell.load) == (STEP, BUSY) and cell.difference_pct:
+            with disturb_cores(cell.difference_pct):
+                speedups = measure_planted(cell.difference_pct / 100, seconds)
+            planted[cell] = [100 * (speedup - 1) for speedup in speedups]
+            said = f"{cell.name}: {statistics.median(planted[cell]):.1f} % planted, {len(speedups)} rounds"
+            print(said, file=sys.stderr, flush=True)
+    return planted
+
+
+def read_planted_pct(cell: Cell, planted: Planted) -> float:
+    return statistics.median(planted[cell]) if cell in planted else cell.difference_pct
 
 
 def compare_cell(cell: Cell, *, has_former: bool) -> Iterator[tuple[str, Outcome]]:
@@ -145,13 +174,11 @@ def build_configs(cell: Cell) -> tuple[Config, Config]:
     extra = cell.difference_pct / 100
     if cell.bound == STEP:
         calls = [f"extra={extra}", "extra=0.0"]
-        settings = ["data.batch_size=64", "data.num_workers=0"]
+        settings = SETTINGS
     else:
         calls = [f"extra={extra}, sample_s={SAMPLE_S}", f"extra=0.0, sample_s={SAMPLE_S}"]
-        settings = ["data.batch_size=8", "data.num_workers=1", "speed.threads=1"]
-    slow, fast = (
-        config_for_object(f"benchmarks._burning:build({call})", ["run.device=cpu", *settings]) for call in calls
-    )
+        settings = ["run.device=cpu", "data.batch_size=8", "data.num_workers=1", "speed.threads=1"]
+    slow, fast = (config_for_object(f"benchmarks._burning:build({call})", settings) for call in calls)
     return slow, fast
 
 
@@ -199,17 +226,25 @@ def run_rounds(
     return rates
 
 
-def describe_outcomes(outcomes: Outcomes) -> Iterator[Arm]:
+def describe_planted(planted: Planted) -> Iterator[Arm]:
+    for cell, differences_pct in planted.items():
+        yield build_arm(
+            differences_pct, case=cell.name, arm="planted", metric="difference_pct", unit_of_replication="round"
+        )
+
+
+def describe_outcomes(outcomes: Outcomes, planted: Planted) -> Iterator[Arm]:
     """Build the arms of each cell and way: what was said, whether it was so, and what it took."""
     for (cell, way), found in outcomes.items():
+        planted_pct = read_planted_pct(cell, planted)
         marks = {
             "decided": [outcome.verdict != "undecided" for outcome in found],
             "found": [outcome.finds(cell) for outcome in found],
             "wrong": [outcome.is_wrong(cell) for outcome in found],
-            "covers": [outcome.covers(cell) for outcome in found],
+            "covers": [outcome.covers(planted_pct) for outcome in found],
         }
         figures = {
-            "gain_error_pct": [outcome.gain_pct - cell.difference_pct for outcome in found],
+            "gain_error_pct": [outcome.gain_pct - planted_pct for outcome in found],
             "groups": [float(outcome.n) for outcome in found],
             "seconds": [outcome.seconds for outcome in found],
         }
@@ -225,14 +260,15 @@ def describe_share(n_hits: int, n: int) -> str:
     return f"{n_hits} of {n}, {100 * n_hits / n:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
-def judge_outcomes(outcomes: Outcomes) -> Iterator[_schema.Target]:
+def judge_outcomes(outcomes: Outcomes, planted: Planted) -> Iterator[_schema.Target]:
     """Hold what the turns said against the targets: a share is met or missed where its binomial interval says so."""
     of_turns = [(cell, outcome) for (cell, way), found in outcomes.items() if way == TURNS for outcome in found]
     for load in (QUIET, BUSY):
         those = [(cell, outcome) for cell, outcome in of_turns if cell.load == load]
         if those:
             name = f"{load}: intervals that cover the truth, share"
-            yield judge_share(name, [outcome.covers(cell) for cell, outcome in those], at_least=COVERAGE)
+            hits = [outcome.covers(read_planted_pct(cell, planted)) for cell, outcome in those]
+            yield judge_share(name, hits, at_least=COVERAGE)
         wrong = [outcome.is_wrong(cell) for cell, outcome in those if cell.difference_pct == 0]
         if wrong:
             yield judge_share(f"{load}: equal ones called different, share", wrong, at_most=WRONG)

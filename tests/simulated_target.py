@@ -72,8 +72,8 @@ class SimulatedTarget:
             if answer.status != "ok":
                 return [_build_failed(plan, answer, id=id, why=why, kind=IN_TURNS)]
             rate = (answer.samples_per_s or 1.0) * math.exp(level + self._rng.gauss(0, self._noise))
-            turns = Turns(samples_per_s=rate, stalled_pct=answer.stalled_pct)
-            rows.append(build_turns_row(plan, turns, id=id, why=why, seconds=answer.seconds, way=self._way))
+            turns = Turns(samples_per_s=rate, stalled_pct=answer.stalled_pct, way=self._way)
+            rows.append(build_turns_row(plan, turns, id=id, why=why, seconds=answer.seconds))
         return rows
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.faults.leftovers import watch_zygote
 
+from fulltilt.hardware import count_usable_cores
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource
 from fulltilt.stats import Turns
@@ -199,47 +200,68 @@ def test_as_many_plans_as_cannot_live_together_run_whole_one_after_the_other_fro
     for n in (1, 2):
         group = runner(requests)
         assert {name: turns.samples_per_s for name, turns in group.items()} == {"a": 1000.0, "b": 2000.0, "c": 1000.0}
-        assert runner.way == "whole"
+        assert {turns.way for turns in group.values()} == {"whole"}
         assert family.list_kinds("a") == family.list_kinds("b") == ["turns"] + n * ["trial"]
-    runner({name: requests[name] for name in "ac"})
-    assert (runner.way, family.list_kinds("a")[-1]) == ("usual", "turns"), "two have room"
+    group = runner({name: requests[name] for name in "ac"})
+    assert (group["a"].way, family.list_kinds("a")[-1]) == ("usual", "turns"), "two have room"
     assert family.find_leftovers() == []
 
 
-def build_rows(way, n, group):
-    row = build_turns_row(default_plan({"batch_size": 8}), Turns(samples_per_s=1.0, stalled_pct=0.0), way=way, **ASKED)
+def build_rows(way, n, group, stalled_pct=0.0):
+    turns = Turns(samples_per_s=1.0, stalled_pct=stalled_pct, way=way)
+    row = build_turns_row(default_plan({"batch_size": 8}), turns, **ASKED)
     return [dataclasses.replace(row, id=f"{group}-{i}", group=group) for i in range(n)]
 
 
 def test_groups_of_a_search_that_goes_on_are_as_those_before(tmp_path):
     runner = GroupRunner(lambda environment: pytest.fail("no process is needed"), tmp_path)
     runner.recall([])
-    assert (runner.is_settled, runner.waits_passively, runner.n_fit) == (False, False, math.inf)
-    runner.recall([*build_rows("whole", 4, 1), *build_rows("usual", 3, 2)])
-    assert (runner.is_settled, runner.waits_passively, runner.n_fit) == (True, False, 3)
-    runner.recall([*build_rows("passive", 2, 1), *build_rows("whole", 5, 2)])
-    assert (runner.is_settled, runner.waits_passively, runner.n_fit) == (True, True, 4)
+    assert (runner.stalled_pct, runner.waits_passively, runner.n_fit) == ({}, False, math.inf)
+    runner.recall([*build_rows("whole", 4, 1), *build_rows("usual", 3, 2, stalled_pct=3.0)])
+    (shares,) = runner.stalled_pct.values()
+    assert (shares, runner.waits_passively, runner.n_fit) == ([3.0] * 3, False, 3)
+    for way in ("passive", "pinned"):
+        runner.recall([*build_rows(way, 2, 1), *build_rows("whole", 5, 2)])
+        assert (runner.stalled_pct, runner.waits_passively, runner.n_fit) == ({}, True, 4)
 
 
 @pytest.mark.slow
-def test_the_first_group_decides_how_threads_wait_by_the_plans_that_can_tell(family, tmp_path):
-    def run(runner, *, stalled_pct, **n_workers):
+def test_threads_sleep_while_they_wait_from_when_each_plan_that_can_tell_has_stalled(family, tmp_path):
+    def run(runner, *, stalled_pct, n_threads=2, **n_workers):
         environments = []
         runner.find_zygote = lambda environment: environments.append(environment) or family.zygote
         requests = {name: family.build(name, stalled_pct=0.0 if n else stalled_pct) for name, n in n_workers.items()}
-        plans = {name: default_plan({"batch_size": 8, "num_workers": n}) for name, n in n_workers.items()}
-        runner({name: dataclasses.replace(request, plan=plans[name]) for name, request in requests.items()})
-        return runner.way, [bool(environment) for environment in environments]
+        values = {"batch_size": 8, "threads": n_threads}
+        plans = {name: default_plan({**values, "num_workers": n}) for name, n in n_workers.items()}
+        group = runner({name: dataclasses.replace(request, plan=plans[name]) for name, request in requests.items()})
+        (way,) = {turns.way for turns in group.values()}
+        return way, [bool(environment) for environment in environments]
 
-    def find_zygote(environment):
-        return family.zygote
-
-    switched, quiet, blind = (GroupRunner(find_zygote, tmp_path) for _ in range(3))
-    assert run(switched, stalled_pct=50.0, a=0, b=2) == ("passive", [False] * 2 + [True] * 2), "no row of the first way"
-    assert run(switched, stalled_pct=0.0, a=0, b=0) == ("passive", [True] * 2)
-    assert run(quiet, stalled_pct=0.0, a=0, b=0) == ("usual", [False] * 2)
-    assert run(quiet, stalled_pct=50.0, a=0, b=0) == ("usual", [False] * 2), "figures of both ways do not mix"
+    passive = "pinned" if count_usable_cores() > 1 else "passive"
+    switched, quiet, blind, mixed = (GroupRunner(lambda environment: family.zygote, tmp_path) for _ in range(4))
+    assert run(switched, stalled_pct=50.0, a=0, b=2) == (passive, [False] * 2 + [True] * 2), "no row of the first way"
+    assert run(switched, stalled_pct=0.0, a=0, b=0) == (passive, [True] * 2)
+    assert run(switched, stalled_pct=0.0, n_threads=1, a=0, b=0) == ("passive", [True] * 2), "one thread moves freely"
+    assert run(quiet, stalled_pct=0.0, a=0) == ("usual", [False])
+    assert run(quiet, stalled_pct=8.0, a=0) == ("usual", [False]), "4 % of two groups"
+    assert run(quiet, stalled_pct=50.0, a=0) == (passive, [False, True]), "the first group happened to be undisturbed"
     assert run(blind, stalled_pct=50.0, a=2, b=2) == ("usual", [False] * 2)
+    assert run(mixed, stalled_pct=0.0, n_threads=1, a=0) == ("usual", [False])
+    assert run(mixed, stalled_pct=50.0, a=0, b=0) == ("usual", [False] * 2), "a plan that does not stall is known"
+
+
+def test_threads_are_pinned_but_where_they_cannot_be_or_that_is_what_plans_differ_in(family, monkeypatch):
+    def find_pinned(*plans, device="cpu"):
+        requests = {
+            number: dataclasses.replace(family.build("a"), device=device, plan=default_plan({"batch_size": 8, **plan}))
+            for number, plan in enumerate(plans)
+        }
+        return [request.plan["thread_affinity"] for request in live.pin_threads(requests).values()]
+
+    monkeypatch.setattr(live, "count_usable_cores", lambda: 4)
+    assert find_pinned({}, {"threads": 1}, {"threads": 4}, {"threads": 8}) == [True, False, True, False]
+    assert find_pinned({}, {"thread_affinity": True}) == [False, True]
+    assert find_pinned({}, {}, device="cuda") == [False, False]
 
 
 def test_arms_on_a_cpu_share_what_is_free_and_no_arm_has_more_than_a_whole_run(family, monkeypatch):

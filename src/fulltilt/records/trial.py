@@ -14,8 +14,8 @@ WHOLE_RUN = "end_to_end"
 IN_TURNS = "repeat"
 """The kind of row that has the speed of a plan whose process took turns with those of others, and no other figure."""
 
-TurnsWay = Literal["usual", "passive", "whole"]
-"""How plans took turns: as usual, with threads that sleep while they wait, or by whole processes one after another."""
+TurnsWay = Literal["usual", "passive", "pinned", "whole"]
+"""How plans took turns: as usual; with threads that sleep while they wait; these on a core each; one after another."""
 
 BUSY_PCT = 50.0
 """``cpu_pressure_pct`` above which a row's figures are those of a busy machine."""

@@ -29,15 +29,19 @@ def has_stalled(stalled_pct: float | None) -> bool:
 def list_finalists(document: Document) -> list[Row]:
     """List the rows that took turns with the user's own, the fastest first.
 
-    Each has its ``gain``, without an interval where two groups alone speak for it, and ``gains_pct`` group by group.
+    Each has its ``gain``, without an interval where two groups alone speak for it, and ``gains_pct`` group by group, of
+    the way in which they ran last.
     The gain of a pick is the one that decided: the folder may hold groups of another search.
     """
     own_plan, found = document.get("user_plan"), []
-    own = read_turns(document, own_plan)
+    own, ways = (
+        read_turns(document, own_plan),
+        {row.get("group"): row.get("turns") for row in document.get("repeats") or ()},
+    )
     decided = {pick["id"]: pick.get("gain") for pick in document["picks"].values() if pick}
     for row in document["trials"]:
-        rates = read_turns(document, row["plan"])
-        ratios = [rate / own[group] for group, rate in rates.items() if group in own]
+        rates = {group: rate for group, rate in read_turns(document, row["plan"]).items() if group in own}
+        ratios = [rate / own[group] for group, rate in rates.items() if ways[group] == ways[[*rates][-1]]]
         if row["status"] == "ok" and row["plan"] != own_plan and len(ratios) > 1:
             gain = decided.get(row["id"], encode(compare_pairs([math.log(ratio) for ratio in ratios])))
             if gain and gain["n_groups"] < MIN_GROUPS:

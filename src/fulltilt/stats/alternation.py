@@ -58,10 +58,14 @@ class Turns:
     """What one arm did in the rounds of a group.
 
     ``samples_per_s`` is that of the median round, so that one in which other work took the cores does not count.
+
+    Attributes:
+        way: How its process ran. Figures of two ways are not compared.
     """
 
     samples_per_s: float
     stalled_pct: float
+    way: str = "usual"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,22 +100,25 @@ class Evidence(Generic[Name]):
         self._groups.append(dict(group))
 
     def compare(self, base: Name, arm: Name) -> Comparison:
-        """Compare two arms by the groups that both were in."""
+        """Compare two arms by the groups that both were in, of the way in which they ran last."""
         return compare_pairs(self.list_log_ratios(base, arm))
 
     def list_log_ratios(self, base: Name, arm: Name) -> list[float]:
         """List the logarithm of arm over base, one a group that both were in."""
-        pairs = [(group[base], group[arm]) for group in self._groups if base in group and arm in group]
-        return [math.log(b.samples_per_s / a.samples_per_s) for a, b in pairs]
+        return [math.log(group[arm].samples_per_s / group[base].samples_per_s) for group in self._list([base, arm])]
 
     def count_groups(self, names: Iterable[Name]) -> int:
         """Count the groups that hold all of these arms."""
-        wanted = list(names)
-        return sum(all(name in group for name in wanted) for group in self._groups)
+        return len(self._list(list(names)))
+
+    def _list(self, names: Sequence[Name]) -> list[Mapping[Name, Turns]]:
+        """List the groups that hold all of these arms, of the way in which these ran last."""
+        groups = [group for group in self._groups if all(name in group for name in names)]
+        return [group for group in groups if group[names[0]].way == groups[-1][names[0]].way] if names else groups
 
     def estimate_rate(self, name: Name) -> float:
         """Estimate an arm's samples/s as the median over its groups; nan where there is none."""
-        rates = [group[name].samples_per_s for group in self._groups if name in group]
+        rates = [group[name].samples_per_s for group in self._list([name])]
         return statistics.median(rates) if rates else math.nan
 
     @property

@@ -41,7 +41,8 @@ class ConfigComparison:
         differences: Dotted key → its value in A and in B.
         stalled_pct: Of the timed seconds, those of steps that took over five times as long as usual.
         takes_turns: False where whole processes ran one after the other instead.
-        waits_passively: Whether threads slept while they waited (``wait_policy``), since steps stalled otherwise.
+        waits_passively: Whether threads slept while they waited (``wait_policy``) and stayed on a core each where they
+            could (``thread_affinity``), since steps stalled otherwise.
     """
 
     version: int = VERSION

@@ -13,6 +13,7 @@ import torch
 from benchmarks import _other_work, verdict_power
 from benchmarks._burning import BurningImages, BurningNet, Charge, build, burn
 from benchmarks._other_work import disturb_cores
+from benchmarks._planted import measure_planted
 from benchmarks._runner import Context
 from benchmarks.verdict_power import (
     BUSY,
@@ -28,6 +29,8 @@ from benchmarks.verdict_power import (
     build_configs,
     describe_outcomes,
     judge_outcomes,
+    measure_differences,
+    read_planted_pct,
     run_rounds,
 )
 
@@ -112,7 +115,7 @@ def test_a_sample_takes_the_time_of_the_core_that_was_asked_for():
 def test_work_is_added_to_steps_or_to_samples_and_not_to_both():
     for sample_s in (0.0, 1e-4):
         workload = build(extra=0.5, sample_s=sample_s)
-        added = [part._charge._extra > 0 for part in (workload.model(), workload.dataset())]
+        added = [part.charge.extra > 0 for part in (workload.model(), workload.dataset())]
         assert added == [not sample_s, bool(sample_s)]
 
 
@@ -156,8 +159,8 @@ def test_found_is_the_truth_in_time_and_wrong_is_a_claim_that_is_none():
     wrong = [(cell.difference_pct, v) for cell in (EQUAL, SMALL, LARGE)
              for v in ("faster", "slower", "equal", "undecided") if build_outcome(v).is_wrong(cell)]  # fmt: skip
     assert wrong == [(0, "faster"), (0, "slower"), (2, "slower"), (10, "slower"), (10, "equal")]
-    assert build_outcome().covers(LARGE)
-    assert not build_outcome(ci_pct=(5.0, 9.9)).covers(LARGE)
+    assert build_outcome().covers(10.0)
+    assert not build_outcome(ci_pct=(5.0, 9.9)).covers(10.0)
 
 
 def test_a_share_is_missed_only_where_its_binomial_interval_excludes_the_target():
@@ -167,19 +170,44 @@ def test_a_share_is_missed_only_where_its_binomial_interval_excludes_the_target(
         (LARGE, TURNS): [build_outcome()] * (n - 2) + [build_outcome("undecided", 9.0)] * 2,
         (LARGE, WHOLE): [build_outcome("slower")] * n,
     }
-    judged = [(target.measured, target.met) for target in judge_outcomes(outcomes)]
+    judged = [(target.measured, target.met) for target in judge_outcomes(outcomes, {})]
     assert judged == [(0.95, None), (0.1, None), (0.9, None)], "covered, equal ones called different, found"
     lost = {(LARGE, TURNS): [build_outcome("undecided")] * 100}
-    assert [target.met for target in judge_outcomes(lost)] == [True, False], "covered, and not found"
+    assert [target.met for target in judge_outcomes(lost, {})] == [True, False], "covered, and not found"
 
 
 def test_arms_tell_the_share_with_its_interval_and_the_error_of_the_estimate():
     found = [build_outcome(gain_pct=12.0), build_outcome("undecided", gain_pct=9.0)]
-    arms = {arm.metric: arm for arm in describe_outcomes({(LARGE, TURNS): found})}
+    arms = {arm.metric: arm for arm in describe_outcomes({(LARGE, TURNS): found}, {})}
     assert arms["decided"].samples == (1.0, 0.0)
     assert arms["decided"].note == "1 of 2, 50 % (9 to 91)"
     assert arms["gain_error_pct"].samples == (2.0, -1.0)
     assert set(arms) == {"decided", "found", "wrong", "covers", "gain_error_pct", "groups", "seconds"}
+
+
+def test_what_was_measured_of_a_difference_stands_for_it():
+    planted = {LARGE: [14.0, 16.0, 90.0]}
+    arms = {arm.metric: arm for arm in describe_outcomes({(LARGE, TURNS): [build_outcome(gain_pct=12.0)]}, planted)}
+    assert (arms["gain_error_pct"].samples, arms["covers"].samples) == ((-4.0,), (0.0,))
+    covered, _ = judge_outcomes({(LARGE, TURNS): [build_outcome()]}, planted)
+    assert covered.measured == 0.0
+
+
+def test_a_difference_is_measured_where_other_work_changes_it(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(verdict_power, "measure_planted", lambda extra, seconds: asked.append(extra) or [1.1, 1.3, 1.2])
+    monkeypatch.setattr(verdict_power, "disturb_cores", lambda seed: contextlib.nullcontext())
+    planted = measure_differences(CELLS, seconds=1.0)
+    assert asked == [0.02, 0.05, 0.1, 0.25]
+    assert {(cell.bound, cell.load) for cell in planted} == {(STEP, BUSY)}
+    assert {round(read_planted_pct(cell, planted)) for cell in planted} == {20}
+    assert [read_planted_pct(cell, planted) for cell in (EQUAL, LARGE)] == [0, 10]
+
+
+def test_work_is_planted_and_taken_away_in_one_process():
+    speedups = measure_planted(1.0, 2.0)
+    assert speedups
+    assert min(speedups) > 1.2
 
 
 def test_whole_processes_alternate_and_one_without_a_speed_ends_it():
@@ -202,9 +230,10 @@ def test_every_cell_is_compared_as_often_as_asked_and_rarely_in_the_former_way(m
             yield WHOLE, build_outcome("undecided")
 
     monkeypatch.setattr(verdict_power, "compare_cell", answer)
+    monkeypatch.setattr(verdict_power, "measure_planted", lambda extra, seconds: [1 + extra])
     monkeypatch.setattr(verdict_power, "disturb_cores", lambda seed: contextlib.nullcontext())
     findings = verdict_power.run(Context(device="cpu", quick=False, n_repeats=RARE + 1))
-    counts = {(arm.case, arm.arm): arm.n for arm in findings.arms}
+    counts = {(arm.case, arm.arm): arm.n for arm in findings.arms if arm.arm != "planted"}
     assert counts == {
         **{(cell.name, TURNS): 2 if cell.is_rare else RARE + 1 for cell in CELLS},
         **{(cell.name, WHOLE): 2 for cell in CELLS if cell.has_former},

@@ -108,6 +108,14 @@ def test_a_group_in_which_a_plan_failed_counts_for_none():
     assert len(read_places(pick[2])) == 1 + len(RATES) - 1
 
 
+def test_groups_of_another_way_than_the_last_are_not_drawn():
+    document = build_document(FASTER)
+    first = document["repeats"][0]["group"]
+    repeats = [row | {"turns": "usual" if row["group"] == first else "pinned"} for row in document["repeats"]]
+    _, pick = list_rows(draw_finalists(document | {"repeats": repeats}))
+    assert len(read_places(pick[2])) == 1 + len(RATES) - 1
+
+
 def test_sides_are_named_by_what_was_decided():
     assert name_sides(build_document(FASTER)) == {"t1": "yours", "t2": "pick"}
     assert name_sides(build_document(compare(3.0, -4.0, 11.0))) == {"t1": "yours", "t2": "other"}

@@ -175,6 +175,17 @@ def test_arms_are_compared_by_the_groups_that_both_were_in():
     assert evidence.count_groups("ab") == 4
     assert (evidence.estimate_rate("a"), evidence.estimate_rate("b")) == (100.0, 200.0)
     assert math.isnan(evidence.estimate_rate("x"))
+    assert (evidence.count_groups("x"), evidence.count_groups([])) == (0, 7)
+
+
+def test_groups_of_another_way_than_the_last_of_the_same_arms_do_not_count():
+    evidence = Evidence()
+    for way, rates in (("usual", "12"), ("usual", "13"), ("pinned", "14"), ("pinned", "14")):
+        group = zip("ab", map(float, rates), strict=True)
+        evidence.add({name: Turns(samples_per_s=rate, stalled_pct=0.0, way=way) for name, rate in group})
+    evidence.add({"b": Turns(samples_per_s=9.0, stalled_pct=0.0, way="whole")})
+    assert (evidence.compare("a", "b").n_groups, evidence.compare("a", "b").speedup) == (2, pytest.approx(4))
+    assert (evidence.count_groups("ab"), evidence.count_groups("b"), evidence.estimate_rate("b")) == (2, 1, 9.0)
 
 
 @pytest.mark.parametrize("options", [{}, {"stall_share": 0.05}])

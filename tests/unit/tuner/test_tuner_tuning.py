@@ -364,17 +364,16 @@ def test_what_disturbed_the_turns_is_in_the_summary_and_told_once():
     assert not find_notes(result, "same time")
 
 
-@pytest.mark.parametrize("way", ["usual", "passive", "whole"])
+@pytest.mark.parametrize("way", ["usual", "passive", "pinned", "whole"])
 def test_how_plans_took_turns_is_told_of_the_rows(way):
     _, result = run(answer_larger_is_faster, way=way)
-    assert (result.search.takes_turns, result.search.waits_passively) == (way != "whole", way == "passive")
+    assert (result.search.takes_turns, result.search.waits_passively) == (way != "whole", way in ("passive", "pinned"))
 
 
 def test_a_search_that_goes_on_measures_as_its_earlier_groups_were(tmp_path, monkeypatch):
     def hold(folder):
-        row = build_turns_row(
-            USER, Turns(samples_per_s=1.0, stalled_pct=0.0), id="t1", why="", seconds=1.0, way="passive"
-        )
+        turns = Turns(samples_per_s=1.0, stalled_pct=0.0, way="passive")
+        row = build_turns_row(USER, turns, id="t1", why="", seconds=1.0)
         journal = Journal()
         journal.append(dataclasses.replace(row, group=1))
         return journal
@@ -389,7 +388,7 @@ def test_a_search_that_goes_on_measures_as_its_earlier_groups_were(tmp_path, mon
     monkeypatch.setattr("fulltilt.tuner.trials.target.ProcessTarget.read_facts", note)
     with pytest.raises(KeyboardInterrupt):
         tune(tmp_path / "a.yaml", device="cpu", out=tmp_path / "out")
-    assert (seen[0].waits_passively, seen[0].is_settled) == (True, True)
+    assert seen[0].waits_passively
 
 
 def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_its_own(tmp_path, monkeypatch):

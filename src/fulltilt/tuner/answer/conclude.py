@@ -118,7 +118,7 @@ def _summarize(search: Search, proof: Proof, table: Sequence[Trial]) -> SearchSu
         n_groups=n_groups,
         stalled_pct=proof.evidence.stalled_pct if n_groups else None,
         takes_turns=all(row.turns != "whole" for row in session.turns),
-        waits_passively=any(row.turns == "passive" for row in session.turns),
+        waits_passively=any(row.turns in ("passive", "pinned") for row in session.turns),
         n_resumed=session.n_resumed,
         n_probes=sum(row.kind != "memory" for row in session.probes),
         n_collapsed=space.n_combinations - count_grid(space) if space.axes else 0,

@@ -47,7 +47,8 @@ class SearchSummary:
         stalled_pct: Of the time of its turns, that of steps that took over five times as long as quick ones, for the
             plan that stalled most.
         takes_turns: False where the plans of a group ran one after the other instead of living at the same time.
-        waits_passively: Whether threads slept while they waited (``wait_policy``) in the turns, since steps stalled.
+        waits_passively: Whether threads slept while they waited (``wait_policy``) in turns, and stayed on a core each
+            where they could (``thread_affinity``), since steps stalled.
         n_off_grid: Of the plans that ran, those that the grid does not hold: the settings as they were, mostly.
     """
 

@@ -321,7 +321,7 @@ class Proof:
             arms = yield from self._meet([base, self.best], 1, "the fastest plan against the settings as they were")
             if len(arms) < 2:
                 return
-            n_groups += 1
+            n_groups = self.evidence.count_groups([base, self.best])
 
     def _count_met(self, *plans: Plan) -> int:
         return self.evidence.count_groups(plans)
@@ -417,4 +417,5 @@ def _list_altering(base: Plan, plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _read_turns(row: Trial) -> Turns:
-    return Turns(samples_per_s=row.samples_per_s or math.nan, stalled_pct=row.stalled_pct or 0.0)
+    rate, stalled_pct = row.samples_per_s or math.nan, row.stalled_pct or 0.0
+    return Turns(samples_per_s=rate, stalled_pct=stalled_pct, way=row.turns or "usual")

@@ -9,16 +9,17 @@ import math
 import os
 import random
 import signal
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fulltilt.hardware import read_memory_bytes, read_memory_room_bytes
-from fulltilt.levers import list_environment
+from fulltilt.hardware import count_usable_cores, read_memory_bytes, read_memory_room_bytes
+from fulltilt.levers import Facts, list_environment, load_catalogue, thread_affinity
 from fulltilt.levers.wait_policy import VARIABLES
-from fulltilt.records import Evidence, Trial, TrialRequest, classify_outcome, decode
+from fulltilt.records import Evidence, Plan, Trial, TrialRequest, classify_outcome, decode
 from fulltilt.records.trial import TurnsWay
 from fulltilt.stats import Block, Turns, run_group
 from fulltilt.stats.alternation import STALLED_PCT
@@ -55,18 +56,17 @@ class GroupRunner:
     folder: Path  # where the logs go
     takes_turns: bool = True  # whether the processes of the last group lived at the same time
     waits_passively: bool = False  # threads sleep while they wait: with other work on the cores, steps stall otherwise
-    is_settled: bool = False  # how threads wait: the first group in turns decides, for figures of both do not mix
     n_fit: float = math.inf  # processes that have room beside each other, as far as was seen
-
-    @property
-    def way(self) -> TurnsWay:
-        """How the last group took turns."""
-        return "whole" if not self.takes_turns else "passive" if self.waits_passively else "usual"
+    stalled_pct: dict[Plan, list[float]] = dataclasses.field(default_factory=dict)  # group by group, as usual
 
     def recall(self, rows: Sequence[Trial]) -> None:
         """Go on as in the groups that these rows are of."""
         ways = [row.turns for row in rows if row.turns not in (None, "whole")]
-        self.is_settled, self.waits_passively = bool(ways), ways[-1:] == ["passive"]
+        self.waits_passively = ways[-1:] in (["passive"], ["pinned"])
+        self.stalled_pct = {}
+        for row in rows:
+            if row.turns == "usual" and row.stalled_pct is not None:
+                self._note_stalls(row.plan, row.stalled_pct)
         self.n_fit = min(Counter(row.group for row in rows if row.turns == "whole").values(), default=math.inf) - 1
 
     def __call__(self, requests: Mapping[Name, TrialRequest]) -> dict[Name, Turns]:
@@ -88,22 +88,30 @@ class GroupRunner:
         self.n_fit = min(self.n_fit, len(requests) - 1)  # not where one failed: the others may fit beside each other
         return turns
 
-    def _take_turns(self, requests: Mapping[Name, TrialRequest], *, is_last: bool = False) -> dict[Name, Turns]:
+    def _take_turns(self, asked: Mapping[Name, TrialRequest], *, is_last: bool = False) -> dict[Name, Turns]:
+        requests = pin_threads(asked) if self.waits_passively else asked
+        way: TurnsWay = "usual" if not self.waits_passively else "passive" if requests == asked else "pinned"
         try:
             with open_arms(self._find_zygote, share_memory(requests), self.folder) as arms:
                 turns = run_group(arms, n_rounds=N_ROUNDS)
         except ArmFailedError as error:
             if is_last or error.status != "error" or error.evidence.exit_code is not None:
                 raise  # else the server is gone, and nobody saw how the process ended: a new one is tried once
-            return self._take_turns(requests, is_last=True)
-        # With data workers steps come in bursts, and on a GPU they are only launched: such arms cannot tell.
-        telling = [name for name, it in requests.items() if it.device == "cpu" and not it.plan["num_workers"]]
-        stalled_pct = min((turns[name].stalled_pct for name in telling), default=0.0)
-        was_settled, self.is_settled = self.is_settled, True
-        if was_settled or stalled_pct < STALLED_PCT:
-            return turns
-        self.waits_passively = True  # also the fastest of them is held up: nothing can be told that way
-        return self._take_turns(requests)
+            return self._take_turns(asked, is_last=True)
+        if not self.waits_passively:
+            for name, request in requests.items():
+                if request.device == "cpu":
+                    self._note_stalls(request.plan, turns[name].stalled_pct)
+            usual_pct = min(map(statistics.fmean, self.stalled_pct.values()), default=0.0)
+            if usual_pct >= STALLED_PCT:  # also the plan that stalls least is held up: nothing can be told that way
+                self.waits_passively = True
+                return self._take_turns(asked)
+        return {name: dataclasses.replace(each, way=way) for name, each in turns.items()}
+
+    def _note_stalls(self, plan: Plan, stalled_pct: float) -> None:
+        """Note how much of a group a plan on a CPU stalled, if it can tell: with workers steps come in bursts."""
+        if not plan["num_workers"]:
+            self.stalled_pct.setdefault(plan, []).append(stalled_pct)
 
     def _run_whole(self, name: Hashable, request: TrialRequest) -> Turns:
         log_path = name_log(self.folder, request)
@@ -111,11 +119,24 @@ class GroupRunner:
         rate = outcome.measurement and outcome.measurement.samples_per_s
         if not rate or classify_outcome(outcome.evidence)[0] != "ok":
             raise ArmFailedError(name, outcome.evidence, log_path)
-        return Turns(samples_per_s=rate, stalled_pct=0.0)
+        return Turns(samples_per_s=rate, stalled_pct=0.0, way="whole")
 
     def _find_zygote(self, request: TrialRequest) -> Zygote:
         usual = VARIABLES["passive"] if self.waits_passively else {}
         return self.find_zygote({**usual, **list_environment(request.plan)})
+
+
+def pin_threads(requests: Mapping[Name, TrialRequest]) -> Mapping[Name, TrialRequest]:
+    """Have each thread stay on a core of its own in plans that can, unless that is what tells them apart."""
+    lever, cpu = load_catalogue()[thread_affinity.NAME], Facts(device_type="cpu", n_cores_usable=count_usable_cores())
+    if any(request.plan[lever.name] for request in requests.values()):
+        return requests
+    return {
+        name: dataclasses.replace(request, plan=request.plan.replace(**{lever.name: True}))
+        if request.device == "cpu" and not lever.guard(True, request.plan, cpu)
+        else request
+        for name, request in requests.items()
+    }
 
 
 def share_memory(requests: Mapping[Name, TrialRequest]) -> dict[Name, TrialRequest]:

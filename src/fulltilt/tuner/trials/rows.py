@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from fulltilt.records import IN_TURNS, Figures, Measurement, PhasesMs, Plan, Status, Trial, classify_outcome, format_gib
 from fulltilt.records.trial import TurnsWay
@@ -48,9 +48,7 @@ def build_trial(
     )  # fmt: skip
 
 
-def build_turns_row(
-    plan: Plan, turns: Turns, *, id: str, why: str, seconds: float, n_devices: int = 1, way: TurnsWay = "usual"
-) -> Trial:
+def build_turns_row(plan: Plan, turns: Turns, *, id: str, why: str, seconds: float, n_devices: int = 1) -> Trial:
     """Build the row of a plan that took turns with others: its speed, and nothing else."""
     measurement = Measurement(
         samples_per_s=turns.samples_per_s,
@@ -61,7 +59,7 @@ def build_turns_row(
         plan, id=id, why=why, kind=IN_TURNS, status="ok", reason=None, measurement=measurement, seconds=seconds,
         n_devices=n_devices,
     )  # fmt: skip
-    return dataclasses.replace(row, stalled_pct=turns.stalled_pct, turns=way)
+    return dataclasses.replace(row, stalled_pct=turns.stalled_pct, turns=cast(TurnsWay, turns.way))
 
 
 def build_row(

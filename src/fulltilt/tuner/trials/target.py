@@ -115,9 +115,9 @@ class ProcessTarget:
                     n_devices=self._n_ranks,
                 )
             ]  # fmt: skip
-        each_s, way = (time.monotonic() - begin_s) / len(plans), self.runner.way
+        each_s = (time.monotonic() - begin_s) / len(plans)
         return [
-            build_turns_row(plan, turns[id], id=id, why=why, seconds=each_s, n_devices=self._n_ranks, way=way)
+            build_turns_row(plan, turns[id], id=id, why=why, seconds=each_s, n_devices=self._n_ranks)
             for id, plan in plans.items()
         ]
 
