@@ -34,10 +34,8 @@ def list_finalists(document: Document) -> list[Row]:
     The gain of a pick is the one that decided: the folder may hold groups of another search.
     """
     own_plan, found = document.get("user_plan"), []
-    own, ways = (
-        read_turns(document, own_plan),
-        {row.get("group"): row.get("turns") for row in document.get("repeats") or ()},
-    )
+    own = read_turns(document, own_plan)
+    ways = {row.get("group"): row.get("turns") for row in document.get("repeats") or ()}
     decided = {pick["id"]: pick.get("gain") for pick in document["picks"].values() if pick}
     for row in document["trials"]:
         rates = {group: rate for group, rate in read_turns(document, row["plan"]).items() if group in own}

@@ -105,20 +105,22 @@ class Evidence(Generic[Name]):
 
     def list_log_ratios(self, base: Name, arm: Name) -> list[float]:
         """List the logarithm of arm over base, one a group that both were in."""
-        return [math.log(group[arm].samples_per_s / group[base].samples_per_s) for group in self._list([base, arm])]
+        return [
+            math.log(group[arm].samples_per_s / group[base].samples_per_s) for group in self._list_groups([base, arm])
+        ]
 
     def count_groups(self, names: Iterable[Name]) -> int:
         """Count the groups that hold all of these arms."""
-        return len(self._list(list(names)))
+        return len(self._list_groups(list(names)))
 
-    def _list(self, names: Sequence[Name]) -> list[Mapping[Name, Turns]]:
+    def _list_groups(self, names: Sequence[Name]) -> list[Mapping[Name, Turns]]:
         """List the groups that hold all of these arms, of the way in which these ran last."""
         groups = [group for group in self._groups if all(name in group for name in names)]
         return [group for group in groups if group[names[0]].way == groups[-1][names[0]].way] if names else groups
 
     def estimate_rate(self, name: Name) -> float:
         """Estimate an arm's samples/s as the median over its groups; nan where there is none."""
-        rates = [group[name].samples_per_s for group in self._list([name])]
+        rates = [group[name].samples_per_s for group in self._list_groups([name])]
         return statistics.median(rates) if rates else math.nan
 
     @property
