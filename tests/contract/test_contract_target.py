@@ -121,3 +121,13 @@ def test_a_real_trial_waits_and_stays_on_its_cores_as_the_plan_says(tmp_path):
     assert (trial.status, trial.reason) == ("ok", None)
     assert (tmp_path / "zygote-passive-0.log").exists()
     assert not (tmp_path / "zygote.log").exists(), "the other server was never needed"
+
+
+def test_on_a_busy_machine_plans_that_cannot_pin_their_threads_take_turns_with_those_that_can(tmp_path):
+    config = {"model": "small_cnn(width=4)", "data": {"dataset": "digits", "transform": "normalize"}}
+    usual = TrialRequest(source=WorkloadSource(config=config, base_dir="."), device="cpu", n_steps=2, deadline_s=300)
+    plans = {f"t{n}": default_plan({"batch_size": 32, "threads": n}) for n in (1, 2)}
+    with contextlib.closing(ProcessTarget(usual, tmp_path)) as target:
+        target.runner.waits_passively = True
+        rows = target.run_group(plans, why="")
+    assert [(row.plan, row.status, row.turns) for row in rows] == [(plan, "ok", "pinned") for plan in plans.values()]

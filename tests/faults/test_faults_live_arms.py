@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from tests.faults.leftovers import watch_zygote
 
-from fulltilt.hardware import count_usable_cores
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource
 from fulltilt.stats import Turns
@@ -237,31 +236,29 @@ def test_threads_sleep_while_they_wait_from_when_each_plan_that_can_tell_has_sta
         (way,) = {turns.way for turns in group.values()}
         return way, [bool(environment) for environment in environments]
 
-    passive = "pinned" if count_usable_cores() > 1 else "passive"
     switched, quiet, blind, mixed = (GroupRunner(lambda environment: family.zygote, tmp_path) for _ in range(4))
-    assert run(switched, stalled_pct=50.0, a=0, b=2) == (passive, [False] * 2 + [True] * 2), "no row of the first way"
-    assert run(switched, stalled_pct=0.0, a=0, b=0) == (passive, [True] * 2)
-    assert run(switched, stalled_pct=0.0, n_threads=1, a=0, b=0) == ("passive", [True] * 2), "one thread moves freely"
+    assert run(switched, stalled_pct=50.0, a=0, b=2) == ("pinned", [False] * 2 + [True] * 2), "no row of the first way"
+    assert run(switched, stalled_pct=0.0, a=0, b=0) == ("pinned", [True] * 2)
     assert run(quiet, stalled_pct=0.0, a=0) == ("usual", [False])
     assert run(quiet, stalled_pct=8.0, a=0) == ("usual", [False]), "4 % of two groups"
-    assert run(quiet, stalled_pct=50.0, a=0) == (passive, [False, True]), "the first group happened to be undisturbed"
+    assert run(quiet, stalled_pct=50.0, a=0) == ("pinned", [False, True]), "the first group happened to be undisturbed"
     assert run(blind, stalled_pct=50.0, a=2, b=2) == ("usual", [False] * 2)
     assert run(mixed, stalled_pct=0.0, n_threads=1, a=0) == ("usual", [False])
     assert run(mixed, stalled_pct=50.0, a=0, b=0) == ("usual", [False] * 2), "a plan that does not stall is known"
 
 
-def test_threads_are_pinned_but_where_they_cannot_be_or_that_is_what_plans_differ_in(family, monkeypatch):
+def test_threads_are_pinned_where_they_can_be_unless_that_is_what_plans_differ_in(family):
     def find_pinned(*plans, device="cpu"):
         requests = {
             number: dataclasses.replace(family.build("a"), device=device, plan=default_plan({"batch_size": 8, **plan}))
             for number, plan in enumerate(plans)
         }
-        return [request.plan["thread_affinity"] for request in live.pin_threads(requests).values()]
+        pinned = live.pin_threads(requests).values()
+        return [(request.plan["thread_affinity"], request.settles) for request in pinned]
 
-    monkeypatch.setattr(live, "count_usable_cores", lambda: 4)
-    assert find_pinned({}, {"threads": 1}, {"threads": 4}, {"threads": 8}) == [True, False, True, False]
-    assert find_pinned({}, {"thread_affinity": True}) == [False, True]
-    assert find_pinned({}, {}, device="cuda") == [False, False]
+    assert find_pinned({}, {"threads": 1}) == [(True, True)] * 2
+    assert find_pinned({}, {"thread_affinity": True}) == [(False, False), (True, False)]
+    assert find_pinned({}, {}, device="cuda") == [(False, False)] * 2
 
 
 def test_arms_on_a_cpu_share_what_is_free_and_no_arm_has_more_than_a_whole_run(family, monkeypatch):

@@ -64,6 +64,7 @@ class TrialRequest:
     plan: Plan = dataclasses.field(default_factory=Plan)
     device: str  # "cpu", "cuda", "cuda:1"
     n_steps: int = 20  # timed optimizer steps at least; blocks may need more
+    settles: bool = False  # switches of the plan that cannot apply there take their default; else the trial fails
     kind: str = "trial"  # what to do with it: a name of ``tuner.trials.kinds.KINDS``
     seed: int = 0
     memory_limit_bytes: int | None = None  # of each rank

@@ -1,11 +1,13 @@
 """The schema of ``tune --json``: what turns with the user's own settings showed, and what is no such document."""
 
 import copy
+from typing import get_args
 
 import jsonschema
 import pytest
 from tests.unit.report.report_documents import VERIFICATION, build_document, build_effect, compare
 
+from fulltilt.records.trial import TurnsWay
 from fulltilt.stats import Comparison
 from fulltilt.tuner.answer.result import read_schema
 from fulltilt.tuner.answer.savings import Savings
@@ -33,6 +35,19 @@ def test_the_schema_names_every_field_of_the_new_records(record, name):
     fields = set(record.__dataclass_fields__)
     part = read_schema()["$defs"][name]
     assert set(part["properties"]) == set(part["required"]) == fields
+
+
+def test_the_schema_names_every_way_of_taking_turns():
+    (enum,) = (each["turns"]["enum"] for each in find_properties(read_schema()) if "turns" in each)
+    assert enum == [*get_args(TurnsWay), None]
+
+
+def find_properties(schema):
+    """Find the properties of every object below."""
+    for name, part in schema.items() if isinstance(schema, dict) else ():
+        if name == "properties":
+            yield part
+        yield from find_properties(part)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fulltilt.hardware import count_usable_cores, read_memory_bytes, read_memory_room_bytes
-from fulltilt.levers import Facts, list_environment, load_catalogue, thread_affinity
+from fulltilt.hardware import read_memory_bytes, read_memory_room_bytes
+from fulltilt.levers import list_environment
+from fulltilt.levers.thread_affinity import NAME as PINNED
 from fulltilt.levers.wait_policy import VARIABLES
 from fulltilt.records import Evidence, Plan, Trial, TrialRequest, classify_outcome, decode
 from fulltilt.records.trial import TurnsWay
@@ -128,12 +129,11 @@ class GroupRunner:
 
 def pin_threads(requests: Mapping[Name, TrialRequest]) -> Mapping[Name, TrialRequest]:
     """Have each thread stay on a core of its own in plans that can, unless that is what tells them apart."""
-    lever, cpu = load_catalogue()[thread_affinity.NAME], Facts(device_type="cpu", n_cores_usable=count_usable_cores())
-    if any(request.plan[lever.name] for request in requests.values()):
+    if any(request.plan[PINNED] for request in requests.values()):
         return requests
     return {
-        name: dataclasses.replace(request, plan=request.plan.replace(**{lever.name: True}))
-        if request.device == "cpu" and not lever.guard(True, request.plan, cpu)
+        name: dataclasses.replace(request, plan=request.plan.replace(**{PINNED: True}), settles=True)
+        if request.device == "cpu"
         else request
         for name, request in requests.items()
     }

@@ -93,7 +93,10 @@ def build_request(request: TrialRequest, answer: Answer, *, world: Any = None) -
     answer({"progress": {"stage": "configured"}})
     if request.memory_limit_bytes is not None:
         apply_memory_limit(device, request.memory_limit_bytes)
-    run = build_run(config, request.plan, device=device, workload=workload, seed=request.seed, world=world or ALONE)
+    run = build_run(
+        config, request.plan, device=device, workload=workload, seed=request.seed, strict=not request.settles,
+        world=world or ALONE,
+    )  # fmt: skip
     with contextlib.closing(run):
         yield run
 
