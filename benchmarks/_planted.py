@@ -37,8 +37,9 @@ def measure_planted(extra: float, seconds: float) -> list[float]:
 
 
 def take_rounds(extra: float, seconds: float) -> list[float]:
+    """Take blocks with and without the work, round by round, in this process; see ``measure_planted``."""
     config = config_for_object(f"{build.__module__}:build(extra={extra})", SETTINGS)
-    end_s, speedups = time.monotonic() + seconds, list[float]()
+    speedups = list[float]()
     plan = plan_of(config).replace(thread_affinity=True)
     with build_run(config, plan, device="cpu", strict=False) as run:  # not pinned where there is one thread
         (net,) = (module for module in run.setup.model.modules() if isinstance(module, BurningNet))
@@ -49,6 +50,7 @@ def take_rounds(extra: float, seconds: float) -> list[float]:
             net.charge.extra = each
             return runner.take_block()
 
+        end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             rates = {
                 each: sum(block.n_samples for block in blocks) / sum(block.seconds for block in blocks)

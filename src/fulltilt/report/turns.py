@@ -29,9 +29,9 @@ def has_stalled(stalled_pct: float | None) -> bool:
 def list_finalists(document: Document) -> list[Row]:
     """List the rows that took turns with the user's own, the fastest first.
 
-    Each has its ``gain``, without an interval where two groups alone speak for it, and ``gains_pct`` group by group, of
-    the way in which they ran last.
-    The gain of a pick is the one that decided: the folder may hold groups of another search.
+    Each has its ``gain``, without an interval where two groups alone speak for it, and ``gains_pct`` group by group:
+    those of the way in which both ran last. The gain of a pick is the one that decided: the folder may hold groups of
+    another search.
     """
     own_plan, found = document.get("user_plan"), []
     own = read_turns(document, own_plan)

@@ -302,8 +302,8 @@ def describe_noise(turns: Mapping[str, Any]) -> list[str]:
     if has_stalled(turns.get("stalled_pct")):
         lines.append(f"the machine was busy: a plan spent up to {turns['stalled_pct']:.0f} % of its time in stalls")
     if turns.get("waits_passively"):
-        how = "with threads that sleep while they wait, on a core each (wait_policy, thread_affinity)"
-        lines.append(f"the machine was busy: plans took turns {how}")
+        how = "threads sleep while they wait (wait_policy), on a core each where they can (thread_affinity)"
+        lines.append(f"the machine was busy, so that plans took turns in another way: {how}")
     if turns.get("takes_turns") is False:
         lines.append("the plans could not live at the same time: whole runs in turn, which drift disturbs more")
     return lines

@@ -17,6 +17,7 @@ from fulltilt.report.turns import find_other
 from fulltilt.report.verdict import (
     build_screen,
     describe_epoch,
+    describe_noise,
     describe_origins,
     describe_saving,
     describe_trainings,
@@ -336,3 +337,12 @@ NOISY_EPOCH = {"estimate": 0.19, "ci95": [0.00037, 101.0]}
 )
 def test_an_epoch_is_said_with_its_interval_where_that_tells_something(epoch, said):
     assert describe_epoch(DOCUMENT | {"epoch_seconds": epoch}) == said
+
+
+def test_what_disturbed_a_comparison_is_said_and_how_plans_took_turns_then():
+    assert describe_noise({"stalled_pct": 4.9, "waits_passively": False, "takes_turns": True}) == []
+    stalled, passive, whole = describe_noise({"stalled_pct": 23.4, "waits_passively": True, "takes_turns": False})
+    assert "up to 23 % of its time" in stalled
+    assert "wait_policy" in passive
+    assert "thread_affinity" in passive
+    assert "whole runs in turn" in whole

@@ -21,7 +21,6 @@ from fulltilt.levers import list_environment
 from fulltilt.levers.thread_affinity import NAME as PINNED
 from fulltilt.levers.wait_policy import VARIABLES
 from fulltilt.records import Evidence, Plan, Trial, TrialRequest, classify_outcome, decode
-from fulltilt.records.trial import TurnsWay
 from fulltilt.stats import Block, Turns, run_group
 from fulltilt.stats.alternation import STALLED_PCT
 from fulltilt.tuner.question.options import CPU_LIMIT_SHARE
@@ -63,7 +62,7 @@ class GroupRunner:
     def recall(self, rows: Sequence[Trial]) -> None:
         """Go on as in the groups that these rows are of."""
         ways = [row.turns for row in rows if row.turns not in (None, "whole")]
-        self.waits_passively = ways[-1:] in (["passive"], ["pinned"])
+        self.waits_passively = bool(ways) and ways[-1] != "usual"
         self.stalled_pct = {}
         for row in rows:
             if row.turns == "usual" and row.stalled_pct is not None:
@@ -90,8 +89,10 @@ class GroupRunner:
         return turns
 
     def _take_turns(self, asked: Mapping[Name, TrialRequest], *, is_last: bool = False) -> dict[Name, Turns]:
-        requests = pin_threads(asked) if self.waits_passively else asked
-        way: TurnsWay = "usual" if not self.waits_passively else "passive" if requests == asked else "pinned"
+        requests, way = asked, "usual"
+        if self.waits_passively:
+            requests = pin_threads(asked)
+            way = "passive" if requests == asked else "pinned"
         try:
             with open_arms(self._find_zygote, share_memory(requests), self.folder) as arms:
                 turns = run_group(arms, n_rounds=N_ROUNDS)
