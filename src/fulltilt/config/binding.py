@@ -101,9 +101,7 @@ def import_object(path: str, *, base_dir: str | None = None, where: str | None =
     """
     module_name, _, attributes = path.partition(":")
     folders = [str(Path(folder).resolve()) for folder in (base_dir, ".") if folder is not None]
-    for folder in reversed(folders):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+    sys.path[:] = dict.fromkeys((*folders, *sys.path))
     try:
         found: Any = importlib.import_module(module_name)
     except SystemExit as error:  # it would end the program, by 0 as if all were well

@@ -180,3 +180,13 @@ def test_an_object_of_the_users_is_the_component_itself(user_code):
 def test_own_code_that_cannot_be_imported(user_code, path, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         import_object(path, base_dir=str(user_code), where="model")
+
+
+def test_a_module_is_looked_up_beside_the_configuration_before_the_current_folder(tmp_path, monkeypatch):
+    for name in ("beside", "current"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "twin_module.py").write_text(f"where = {name!r}\n")
+    monkeypatch.chdir(tmp_path / "current")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "beside")])  # it is there already, and far behind
+    assert import_object("twin_module:where", base_dir=str(tmp_path / "beside")) == "beside"
+    del sys.modules["twin_module"]
