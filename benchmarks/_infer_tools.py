@@ -16,6 +16,8 @@ from fulltilt.infer.search.result import SearchResult
 from fulltilt.records import decode, encode
 from fulltilt.stats import Comparison, Evidence, run_group
 
+GROUP_S = 0.8  # of turns in a group
+
 
 class Searched(NamedTuple):
     result: SearchResult
@@ -54,5 +56,5 @@ def compare_in_turns(base: Contestant, other: Contestant, *, n_groups: int) -> t
         with open_artefacts({name: one.folder for name, one in contestants.items()}, base.folder.parent) as arms:
             for name, arm in arms.items():
                 arm.order = json.dumps(contestants[name].order)
-            evidence.add(run_group(arms))
+            evidence.add(run_group(arms, seconds=GROUP_S))
     return evidence.compare("base", "other"), [math.exp(log) for log in evidence.list_log_ratios("base", "other")]

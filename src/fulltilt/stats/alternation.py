@@ -2,7 +2,7 @@
 
     block   what one arm does in one turn, some hundredths of a second
     round   two blocks of every arm, in random order and then in the reverse one
-    group   rounds of processes that live at the same time, one an arm; the next group has fresh ones
+    group   rounds of processes that live at the same time, one an arm, until they agree; the next has fresh ones
 
 Drift of the machine cancels within a round. Processes of one setting differ by several percent, and steps of one
 process say nothing of that: the unit of replication is the group. Looking at the evidence several times gives chance
@@ -28,9 +28,9 @@ EQUAL_PCT = 2.0  # arms that differ by no more are as good as equal
 CONFIDENCE = 0.98  # of each interval: together the looks are wrong in less than 5 of 100 comparisons
 LOOKS = (4, 6, 8, 10, 13, 16, 20, 25, 32, 40)  # groups after which a comparison may end
 LEAST_GROUPS, LEAST_CONFIDENCE = 3, 0.99  # of a claim, where the time ended before the first look
-GROUP_S = 0.8  # of turns, for each pair of arms
 MIN_ROUNDS = 2
-MOST_S = 2.0  # of turns, for each pair of arms: after it no round begins only because more are wanted
+AGREE_PCT = 10.0  # rounds that differ by no more agree: half of that is what processes differ by, however many rounds
+MOST_S = 2.0  # of turns, for each pair of arms: after it no round begins only because they do not agree
 STALLED_PCT = 5.0  # of the time, in stalled steps: from here on a machine is busy
 
 
@@ -163,22 +163,26 @@ def is_look(n_groups: int) -> bool:
 def run_group(
     arms: Mapping[Name, Arm],
     *,
-    seconds: float = GROUP_S,
+    seconds: float = 0.0,
     n_rounds: int = MIN_ROUNDS,
     clock: Callable[[], float] = time.monotonic,
     rng: random.Random | None = None,
 ) -> dict[Name, Turns]:
-    """Run rounds of the arms for so many seconds a pair, and at least two.
+    """Run rounds of the arms until they agree, two at least.
 
     Args:
-        n_rounds: How many are wanted; after two seconds a pair none begins for that.
+        seconds: Of turns, for each pair of arms, at least.
+        n_rounds: After so many, or two seconds a pair, none begins because they do not agree.
     """
     rng, names = rng or random.Random(), list(arms)
     rounds: list[dict[Name, list[Block]]] = []
-    begin_s, n_pairs, most_s = clock(), len(names) / 2, max(seconds, MOST_S)
-    while len(rounds) < MIN_ROUNDS or clock() - begin_s < n_pairs * (seconds if len(rounds) >= n_rounds else most_s):
+    begin_s, n_pairs = clock(), len(names) / 2
+    while True:
         rounds.append(run_round(names, lambda name: arms[name].run_block(), rng))
-    return summarize_rounds(rounds)
+        spent_s, n_done = (clock() - begin_s) / n_pairs, len(rounds)
+        may_go_on = n_done < n_rounds and spent_s < MOST_S and not _agree(rounds)
+        if n_done >= MIN_ROUNDS and spent_s >= seconds and not may_go_on:
+            return summarize_rounds(rounds)
 
 
 def run_round(names: Sequence[Name], run_block: Callable[[Name], T], rng: random.Random) -> dict[Name, list[T]]:
@@ -192,16 +196,29 @@ def run_round(names: Sequence[Name], run_block: Callable[[Name], T], rng: random
 
 def summarize_rounds(rounds: Sequence[Mapping[Name, Sequence[Block]]]) -> dict[Name, Turns]:
     """Summarize each arm by the median of its ratios to the mean of all arms, round by round."""
-    logs = [{name: _compute_log_rate(blocks) for name, blocks in turn.items()} for turn in rounds]
-    levels = [statistics.fmean(turn.values()) for turn in logs]
-    level = statistics.median(levels)
-    summary = {}
-    for name in rounds[0]:
-        effect = statistics.median(turn[name] - mean for turn, mean in zip(logs, levels, strict=True))
+    levels, effects = _compute_effects(rounds)
+    level, summary = statistics.median(levels), {}
+    for name, logs in effects.items():
         blocks = [block for turn in rounds for block in turn[name]]
         stalled_s, seconds = sum(block.stalled_s for block in blocks), sum(block.seconds for block in blocks)
-        summary[name] = Turns(samples_per_s=math.exp(level + effect), stalled_pct=100 * stalled_s / seconds)
+        rate = math.exp(level + statistics.median(logs))
+        summary[name] = Turns(samples_per_s=rate, stalled_pct=100 * stalled_s / seconds)
     return summary
+
+
+def _agree(rounds: Sequence[Mapping[Name, Sequence[Block]]]) -> bool:
+    """Whether the usual arm's ratio to the others is about the same in all rounds."""
+    effects = _compute_effects(rounds)[1]
+    to_others = len(effects) / max(1, len(effects) - 1)  # from a ratio to the mean of all
+    usual = statistics.median(max(logs) - min(logs) for logs in effects.values())
+    return to_others * usual <= math.log1p(AGREE_PCT / 100)
+
+
+def _compute_effects(rounds: Sequence[Mapping[Name, Sequence[Block]]]) -> tuple[list[float], dict[Name, list[float]]]:
+    """Compute each round's mean speed and each arm's ratio to it, as logarithms."""
+    logs = [{name: _compute_log_rate(blocks) for name, blocks in turn.items()} for turn in rounds]
+    levels = [statistics.fmean(turn.values()) for turn in logs]
+    return levels, {name: [turn[name] - level for turn, level in zip(logs, levels, strict=True)] for name in logs[0]}
 
 
 def _compute_log_rate(blocks: Sequence[Block]) -> float:

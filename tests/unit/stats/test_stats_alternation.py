@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+import types
 
 import numpy as np
 import pytest
@@ -110,12 +111,32 @@ def test_arms_take_turns_in_mirrored_rounds_of_random_order_for_the_time_they_ha
     assert len(machine.turns) == 4 * MIN_ROUNDS, "however long a block takes"
 
 
-@pytest.mark.parametrize(("block_s", "n_rounds"), [(0.04, 5), (0.08, 4), (0.12, 4), (0.2, 3), (0.3, 2), (9.0, 2)])
-def test_a_group_holds_the_rounds_that_are_wanted_where_they_fit(block_s, n_rounds):
+@pytest.mark.parametrize(
+    ("names", "block_s", "off_pct", "n_rounds"),
+    [
+        *[
+            ("ab", 0.04, 0.0, 2),
+            ("ab", 0.04, 9.9, 2),
+            ("ab", 0.04, 10.1, 4),
+            ("ab", 0.12, 10.1, 4),
+            ("ab", 9.0, 0.0, 2),
+        ],
+        *[("ab", 0.2, 10.1, 3), ("ab", 0.3, 10.1, 2), ("ab", 9.0, 10.1, 2)],  # no more in two seconds
+        ("abcde", 0.04, 30.0, 2),  # one of five does not have all others run on
+    ],
+)
+def test_a_group_ends_as_soon_as_its_rounds_agree(names, block_s, off_pct, n_rounds):
     machine = FakeMachine()
-    arms = {name: machine.build_arm(name, 1000.0, seconds=block_s) for name in "ab"}
-    run_group(arms, seconds=0.8, n_rounds=4, clock=machine.clock)
-    assert len(machine.turns) == 4 * n_rounds
+    arms = {name: machine.build_arm(name, 1000.0, seconds=block_s) for name in names}
+    slower, usual = (machine.build_arm("b", rate, seconds=block_s) for rate in (1000.0, 1000.0 * (1 + off_pct / 100)))
+    arms["b"] = types.SimpleNamespace(
+        run_block=lambda: (usual if machine.turns.count("b") < 2 else slower).run_block()  # slower after a round
+    )
+    run_group(arms, n_rounds=4, clock=machine.clock)
+    assert len(machine.turns) == 2 * len(names) * n_rounds
+    machine.turns.clear()
+    run_group(arms, n_rounds=4, seconds=10 * block_s, clock=machine.clock)
+    assert len(machine.turns) >= 2 * len(names) * 3, "and then so many seconds as it was given"
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,27 @@ def test_without_workers_loading_and_computing_take_turns_and_with_them_they_ove
     assert model.predict_step_s(PLAN.replace(accumulate=4)) == pytest.approx(4 * 0.08 + 0.02), "one update a window"
 
 
+def test_on_a_cpu_workers_take_cores_from_the_threads_of_a_step():
+    rows = [
+        *(make_row("device", rate, threads=n) for n, rate in ((None, 1000.0), (2, 900.0))),
+        *(load(rate, num_workers=n) for n, rate in ((0, 2000.0), (4, 8000.0), (8, 8000.0))),
+    ]
+    model = build(*rows, on_cpu=True)
+
+    def slow_by(threads, num_workers):
+        with_workers = PLAN.replace(threads=threads, num_workers=num_workers)
+        alone, beside = np.exp(model.predict_log_rate([with_workers.replace(num_workers=0), with_workers])[0])
+        return alone / beside
+
+    assert slow_by(2, 4) < 0.75 < 1.0 < slow_by(None, 4), "two of eight cores leave room for four workers, eight none"
+    assert slow_by(2, 8) > 1.25 * slow_by(2, 4)
+    # Of eight threads that compute all the time and a worker's work: more than eight cores have.
+    assert model.predict_step_s(PLAN.replace(num_workers=8)) > 0.064 + 64 / 2000 / 8
+    met = make_row("end_to_end", math.exp(model.predict_log_rate([PLAN.replace(num_workers=8)])[0][0]), num_workers=8)
+    (before,), (after,) = (build(*rows, *whole, on_cpu=True).predict_log_rate([PLAN])[0] for whole in ((), (met,)))
+    assert after == pytest.approx(before), "a run as slow as predicted teaches nothing"
+
+
 def test_receiving_a_batch_costs_something_of_any_batch_and_something_of_each_sample():
     rows = make_row("device", 1e6, batch_size=2048), load(7e4, batch_size=32, receive_ms=0.40)
     model, slowed = (build(*rows, load(3e5, batch_size=2048, receive_ms=receive_ms)) for receive_ms in (0.42, 20.0))

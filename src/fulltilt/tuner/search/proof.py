@@ -144,13 +144,15 @@ class Proof:
                 self.best = min(known, key=self._count_idle, default=self.best)
 
     def _find_whole(self) -> Plan | None:
-        """Find the finalist of which every other one is that plan less one change; None where they differ otherwise."""
+        """Find the finalist of which every other one is that plan less some changes; None where they differ otherwise.
+
+        Taking back two changes at once comes later: each alone is looked at first.
+        """
         base = self.base
         if base is None or len(self._rivals) < 2:
             return None
         for plan in self._rivals:
-            parts = {self._take_back(plan, base, names) for names in list_changed(base, plan)}
-            if parts.issuperset(other for other in self._rivals if other != plan):
+            if all(other[name] in (plan[name], base[name]) for other in self._rivals for name in plan):
                 return plan
         return None
 

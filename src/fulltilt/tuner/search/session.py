@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 from fulltilt.records import IN_TURNS, PROBES, WHOLE_RUN, Plan, Trial
-from fulltilt.stats.alternation import GROUP_S, LOOKS, MIN_ROUNDS, MOST_S
+from fulltilt.stats.alternation import LOOKS, MIN_ROUNDS, MOST_S
 from fulltilt.tuner.search.budget import Refusal
 from fulltilt.tuner.search.journal import Journal, Key
 from fulltilt.tuner.search.progress import OnEvent, TrialCut, TrialDone, TrialStarted, TurnsDone
@@ -24,6 +24,7 @@ from fulltilt.tuner.trials.target import Target
 PROOF_S = 30.0  # kept back for the proof at least
 PROOF_MARGIN = 1.1  # over what its first look is expected to take
 RESERVE_SHARE = 0.4  # of the budget at most is kept back for it
+TURNS_S = 0.3  # of a plan in a group of short steps
 N_TURN_STEPS = 48  # of a plan in a group: two blocks in each of four rounds, of four steps and two that are not timed
 N_ALIKE = 3  # plans that failed in the same words: fewer may be one lever's fault
 N_ALIKE_OWN = 2  # where one of them is the user's own
@@ -325,7 +326,7 @@ class Session:
 def estimate_turn_s(row: Trial) -> float:
     """Estimate the seconds of a plan's part of a group: it starts as its whole run did, and takes its blocks."""
     step_s = row.effective_batch_size / (row.samples_per_s or math.inf)
-    start_s, blocks_s = max(0.0, row.seconds - row.n_steps * step_s), max(GROUP_S / 2, 4 * MIN_ROUNDS * step_s)
+    start_s, blocks_s = max(0.0, row.seconds - row.n_steps * step_s), max(TURNS_S, 4 * MIN_ROUNDS * step_s)
     blocks_s = max(blocks_s, min(MOST_S / 2, N_TURN_STEPS * step_s))
     return min(row.seconds, start_s + blocks_s)
 

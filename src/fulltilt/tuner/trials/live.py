@@ -29,7 +29,7 @@ from fulltilt.tuner.trials.kinds import END, TAKE_BLOCK
 from fulltilt.tuner.trials.process import Watch, run_trial_process
 
 Name = TypeVar("Name", bound=Hashable)
-N_ROUNDS = 4  # of a group: with other work on the cores a round takes long, and tells little
+N_ROUNDS = 4  # of a group at most, where they do not agree
 END_PATIENCE_S = 10.0  # for a process that waits for an order, to end of itself
 
 

@@ -16,6 +16,7 @@ OFFSET_SD = 0.1  # of the part of the error that all plans share
 BATCH_SCALE = 4.0  # doublings of the batch size over which errors change
 WORKERS_SCALE = 1.5  # doublings of workers
 WORKER_COST = 0.005  # of the logarithm of samples/s, for each doubling: workers that are not needed take cores
+CROWDED_COST = 0.25  # the same, on a CPU, where workers take cores from the threads of a step
 
 
 class StepTime:
@@ -53,10 +54,9 @@ class StepTime:
 
     def predict_log_rate(self, plans: Sequence[Plan]) -> tuple[np.ndarray, np.ndarray]:
         """Predict mean and standard deviation of ln(samples/s), shape (P,) each."""
-        raw = [math.log(plan.effective_batch_size / self.predict_step_s(plan)) for plan in plans]
-        cost = [WORKER_COST * math.log2(1 + plan["num_workers"]) for plan in plans]
+        raw = [self._predict_log_rate(plan) for plan in plans]
         shift, sd = self._errors.predict(np.array([self.describe(plan) for plan in plans]))
-        return np.array(raw) - cost + shift, sd
+        return np.array(raw) + shift, sd
 
     def predict_step_s(self, plan: Plan) -> float:
         """Predict the seconds of an optimizer step, uncorrected."""
@@ -85,6 +85,7 @@ class StepTime:
             [
                 math.log2(plan["batch_size"]) / BATCH_SCALE,
                 0.8 * (n_workers > 0),
+                1.2 * self._is_crowded(plan),
                 math.log2(1 + n_workers) / WORKERS_SCALE,
                 0.8 * math.tanh(math.log(max(load_s, 1e-9) / device_s)),
                 *(0.6 * device_share * _to_number(value) for _, value in sorted(device_arm(plan))),
@@ -110,11 +111,25 @@ class StepTime:
         if not self._on_cpu:
             return _join(device_s, load_s, receive_s)
         alone_s = accumulate * self._loader(feed_arm(plan), 0, batch)  # all that has to be computed, on all cores
-        return _join(device_s + receive_s, load_s, (device_s + alone_s) / self._n_cores)
+        busy_s = device_s * self._count_threads(plan) + alone_s  # threads that wait for each other are busy, too
+        return _join(device_s + receive_s, load_s, busy_s / self._n_cores)
+
+    def _count_threads(self, plan: Plan) -> int:
+        """Count the threads of an operator on a CPU."""
+        return plan["threads"] or self._n_cores
+
+    def _is_crowded(self, plan: Plan) -> bool:
+        """Whether workers take cores from an operator's threads, so that these wait for each other."""
+        n_workers = plan["num_workers"]
+        return self._on_cpu and n_workers > 0 and self._count_threads(plan) + n_workers > self._n_cores
+
+    def _predict_log_rate(self, plan: Plan) -> float:
+        """Predict ln(samples/s), uncorrected, less what workers cost the rest."""
+        cost = WORKER_COST * math.log2(1 + plan["num_workers"]) + CROWDED_COST * self._is_crowded(plan)
+        return math.log(plan.effective_batch_size / self.predict_step_s(plan)) - cost
 
     def _compute_log_error(self, row: Trial) -> float:
-        step_s = row.plan.effective_batch_size / (row.samples_per_s or math.nan)
-        return math.log(self.predict_step_s(row.plan) / step_s)
+        return math.log(row.samples_per_s or math.nan) - self._predict_log_rate(row.plan)
 
 
 class _Errors:
