@@ -105,6 +105,8 @@ def test_json_is_the_contract(checked):
     assert document["machine"]["n_cores_usable"] >= 1
     times = document["times"]
     assert times["response_s"]["p50"]["measured"] * 1000 >= times["batch_latency_ms"]["p50"]["measured"] > 0
+    assert None in times["response_s"]["p99"]["ci95"], "of a hundred"
+    assert document["null_reasons"] == {"times": "too few requests for a bound"}
 
 
 def test_a_target_out_of_reach_is_missed_with_its_figure(checked):

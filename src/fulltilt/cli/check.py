@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fulltilt.engine.check.checklist import CheckItem
 
 STYLES = {"problem": "bold red", "note": "yellow", "ok": ""}  # in the order in which they are told
-N_CHARS = 600  # of an item's text: a remedy fits, a long error does not
+CUT = " … (--verbose)"  # ends what would not leave all of it on a screen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +58,26 @@ def run(args: argparse.Namespace) -> int:
     write_json(args.json, {**document, "n_problems": n_problems})
     console = build_console(to_stderr=args.json == "-", is_screen=True)
     print_result(console, describe_readiness(items), style="bold")
-    wrapper = textwrap.TextWrapper(console.width, subsequent_indent=" " * 8, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(console.width, subsequent_indent=" " * 8, break_on_hyphens=False, placeholder=CUT)
+    wrapper.max_lines = None if args.verbose else _choose_max_lines(items, wrapper)
     for item in sorted(items, key=lambda item: [*STYLES].index(item.verdict)):
-        text = item.text if args.verbose else textwrap.shorten(item.text, N_CHARS, placeholder=" … (--verbose)")
         if args.quiet and item.verdict == "problem":
-            print_result(console, f"problem {item.name}: {text}")
-        console.print(wrapper.fill(f"{item.verdict:<8}{item.name}: {text}"), style=STYLES[item.verdict])
+            print_result(console, f"problem {item.name}: {item.text}")
+        console.print(wrapper.fill(_describe(item)), style=STYLES[item.verdict])
     return 3 if n_problems else 0
+
+
+def _describe(item: "CheckItem") -> str:
+    return f"{item.verdict:<8}{item.name}: {item.text}"
+
+
+def _choose_max_lines(items: Sequence["CheckItem"], wrapper: textwrap.TextWrapper) -> int:
+    """Choose how many lines each item may have, so that all are on one screen."""
+    from fulltilt.report.verdict import N_LINES
+
+    lengths = [len(wrapper.wrap(_describe(item))) for item in items]
+    fitting = [n for n in range(1, N_LINES) if sum(min(n, length) for length in lengths) < N_LINES]
+    return max(fitting, default=1)
 
 
 def describe_readiness(items: Sequence["CheckItem"]) -> str:

@@ -73,6 +73,7 @@ class CheckResult:
         memory_gib: Peak of the device used, from the built model to the last answer; the mean is over the same time.
         levers: Levers of inference, read back from the measuring process; of an artefact, those of its manifest.
         histogram: Of the response where there is one, else of the latency: two bounds in ms, requests between them.
+        null_reasons: What is null → why.
     """
 
     version: int
@@ -95,6 +96,7 @@ class CheckResult:
     out_dir: str
     machine: Machine
     histogram: tuple[tuple[float, float, int], ...]
+    null_reasons: dict[str, str]
 
 
 def plan_check(
@@ -179,6 +181,8 @@ def run_check(
     if timed:
         curves_ms = {name: (1000 * values_s).tolist() for name, values_s in timed.items()}
         write_atomic(out_dir / LATENCIES, build_latency_page(f"fulltilt infer check: {plan.name}", curves_ms))
+    times = {name: {which: estimate_figure(name, which, figures, load) for which in STATISTICS} for name in timed}
+    is_bounded = np.isfinite([each.ci95 for found in times.values() for each in found.values()]).all()
     return CheckResult(
         version=VERSION,
         targets=judged,
@@ -190,12 +194,13 @@ def run_check(
         samples_per_hour=estimate_figure("samples_per_hour", None, figures, load),
         memory_gib=figures.memory_peak_gib,
         memory_mean_gib=figures.memory_mean_gib,
-        times={name: {which: estimate_figure(name, which, figures, load) for which in STATISTICS} for name in timed},
+        times=times,
         **measured,
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         out_dir=str(out_dir),
         machine=read_machine(),
         histogram=tuple(count_histogram(next(iter(timed.values())))) if timed else (),
+        null_reasons={} if is_bounded else {"times": "too few requests for a bound"},
     )
 
 
@@ -232,8 +237,6 @@ def _read_artefact(config: Config, folder: str) -> Manifest:
 def _choose_device(config: Config) -> str:
     names = list_rank_devices(config.run.device, config.run.n_ranks, has_gpu=lambda: resolve_device("auto") != "cpu")
     if len(names) > 1:
-        raise ConfigError(
-            f"names {len(names)} devices ({', '.join(names)}), a check measures one; give --device {names[0]}",
-            key="run.device",
-        )
+        said = f"names {len(names)} devices ({', '.join(names)}), a check measures one; give --device {names[0]}"
+        raise ConfigError(said, key="run.device")
     return resolve_device(names[0])

@@ -1,5 +1,6 @@
 """``fulltilt check`` beside ``fulltilt train``: what the one refuses before its first step, the other refuses too."""
 
+import functools
 import json
 import shlex
 import sys
@@ -358,6 +359,19 @@ def test_five_mistakes_are_five_problems_of_both(folder, capsys):
     assert [item["text"] for item in checked["items"] if item["verdict"] == "problem"] == [m.strip() for m in mistakes]
     told = capsys.readouterr().out
     assert sum(line.startswith("problem build") for line in told.splitlines()) == 5
+
+
+def test_long_items_are_cut_to_one_screen_and_told_whole_with_verbose(folder, capsys):
+    long = {"cross_entrpy": "e" * 900, "cosinus": "c" * 900, "normalise": "n" * 900}
+    (folder / "mine.yaml").write_text(functools.reduce(lambda text, each: text.replace(*each), long.items(), FIVE))
+    assert run_command(["check", "mine.yaml"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert sum(line.startswith("problem build") for line in lines) == 5
+    assert sum(line.endswith(" … (--verbose)") for line in lines) == 3
+    assert run_command(["check", "mine.yaml", "--verbose"]) == 3
+    told = "".join(line.strip() for line in capsys.readouterr().out.splitlines())
+    assert all(name in told for name in long.values())
 
 
 @pytest.mark.parametrize("command", ["check", "train"])

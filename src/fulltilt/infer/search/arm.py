@@ -29,7 +29,6 @@ from fulltilt.tuner.trials.measuring import Link
 BLOCK_S = 0.1
 N_SETTLING = 2  # calls after a turn of another process that are not timed, one where they are slow
 SLOW_CALL_S = 0.1
-GIB = 2**30
 
 
 def run(message: Mapping[str, Any], link: Link) -> None:
@@ -106,5 +105,5 @@ def read_memory_gib() -> float:
     """Read what this process holds: of the GPU where it uses one, else of host memory."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_reserved() / GIB
-    return (read_rss_bytes(os.getpid()) or 0) / GIB
+        return torch.cuda.max_memory_reserved() / 2**30
+    return (read_rss_bytes(os.getpid()) or 0) / 2**30
