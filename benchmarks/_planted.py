@@ -1,8 +1,8 @@
-"""Measure what work that is added to steps costs beside other work: in one process that takes steps with and without.
+"""Measure what work that is added to steps costs: in one process that takes steps with and without.
 
-A scheduler gives threads that compute without a pause less of a core that others want than threads that wait now and
-then, so that there steps with 10 % more work take more than 10 % longer. No process is stopped here, and none differs
-from another: the figure owes nothing to what it is held against.
+It costs more than its own time. While one thread does it the other waits, and falls asleep at times; beside other work
+a scheduler gives threads that compute without a pause less of a core that others want. No process is stopped here, and
+none differs from another: the figure owes nothing to what it is held against.
 """
 
 from __future__ import annotations
@@ -26,21 +26,23 @@ SETTINGS = ["run.device=cpu", "data.batch_size=64", "data.num_workers=0"]
 """Of the steps that are bound by the step, here as in what is compared."""
 
 
-def measure_planted(extra: float, seconds: float) -> list[float]:
+def measure_planted(extra: float, seconds: float, *, is_busy: bool) -> list[float]:
     """Measure round by round how many times as fast steps are without ``extra`` work.
 
-    As plans that take turns beside other work: threads sleep while they wait, and stay on a core each.
+    Args:
+        is_busy: As plans take turns beside other work: threads sleep while they wait, and stay on a core each.
     """
-    command = [sys.executable, "-m", __name__, str(extra), str(seconds)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | VARIABLES["passive"], stdout=subprocess.PIPE, check=True)
+    command = [sys.executable, "-m", __name__, str(extra), str(seconds), *["busy"][:is_busy]]
+    environment = os.environ | (VARIABLES["passive"] if is_busy else {})
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 
 
-def take_rounds(extra: float, seconds: float) -> list[float]:
+def take_rounds(extra: float, seconds: float, *, is_busy: bool) -> list[float]:
     """Take blocks with and without the work, round by round, in this process; see ``measure_planted``."""
     config = config_for_object(f"{build.__module__}:build(extra={extra})", SETTINGS)
     speedups = list[float]()
-    plan = plan_of(config).replace(thread_affinity=True)
+    plan = plan_of(config).replace(thread_affinity=is_busy)
     with build_run(config, plan, device="cpu", strict=False) as run:  # not pinned where there is one thread
         (net,) = (module for module in run.setup.model.modules() if isinstance(module, BurningNet))
         runner = BlockRunner(run)
@@ -61,4 +63,4 @@ def take_rounds(extra: float, seconds: float) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(take_rounds(*map(float, sys.argv[1:]))))
+    print(json.dumps(take_rounds(*map(float, sys.argv[1:3]), is_busy="busy" in sys.argv)))

@@ -197,15 +197,21 @@ def test_what_was_measured_of_a_difference_stands_for_it():
     assert covered.measured == 0.0
 
 
-def test_a_difference_is_measured_where_other_work_changes_it(monkeypatch, capsys):
+def test_what_is_added_to_a_step_is_measured_quiet_and_beside_other_work(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(verdict_power, "measure_planted", lambda extra, seconds: asked.append(extra) or [1.1, 1.3, 1.2])
+
+    def measure(extra, seconds, *, is_busy):
+        asked.append((extra, is_busy))
+        return [1.1, 1.3, 1.2]
+
+    monkeypatch.setattr(verdict_power, "measure_planted", measure)
     monkeypatch.setattr(verdict_power, "disturb_cores", lambda seed: contextlib.nullcontext())
     planted = measure_differences(CELLS, seconds=1.0)
-    assert asked == [0.02, 0.05, 0.1, 0.25]
-    assert {(cell.bound, cell.load) for cell in planted} == {(STEP, BUSY)}
+    assert asked == [(extra, is_busy) for is_busy in (False, True) for extra in (0.02, 0.05, 0.1, 0.25)]
+    assert {cell.bound for cell in planted} == {STEP}
     assert {round(read_planted_pct(cell, planted)) for cell in planted} == {20}
-    assert [read_planted_pct(cell, planted) for cell in (EQUAL, LARGE)] == [0, 10]
+    of_loader = next(cell for cell in CELLS if cell.bound == LOADER and cell.difference_pct)
+    assert [read_planted_pct(cell, planted) for cell in (EQUAL, of_loader)] == [0, 10]
 
 
 def test_work_is_planted_and_taken_away_in_one_process(monkeypatch):
@@ -223,11 +229,12 @@ def test_work_is_planted_and_taken_away_in_one_process(monkeypatch):
 
     monkeypatch.setattr(_planted, "BlockRunner", Blocks)
     monkeypatch.setattr(_planted, "time", SimpleNamespace(monotonic=iter([0.0, 1.0, 2.0, 700.0]).__next__))
-    assert _planted.take_rounds(0.25, 600.0) == [1.25, 1.25]
+    assert _planted.take_rounds(0.25, 600.0, is_busy=False) == [1.25, 1.25]
 
 
-def test_what_is_planted_is_measured_in_a_process_of_its_own():
-    speedups = measure_planted(0.5, 1.0)
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_what_is_planted_is_measured_in_a_process_of_its_own(is_busy):
+    speedups = measure_planted(0.5, 1.0, is_busy=is_busy)
     assert speedups
     assert all(0 < speedup < math.inf for speedup in speedups)
 
@@ -252,7 +259,7 @@ def test_every_cell_is_compared_as_often_as_asked_and_rarely_in_the_former_way(m
             yield WHOLE, build_outcome("undecided")
 
     monkeypatch.setattr(verdict_power, "compare_cell", answer)
-    monkeypatch.setattr(verdict_power, "measure_planted", lambda extra, seconds: [1 + extra])
+    monkeypatch.setattr(verdict_power, "measure_planted", lambda extra, seconds, is_busy: [1 + extra])
     monkeypatch.setattr(verdict_power, "disturb_cores", lambda seed: contextlib.nullcontext())
     findings = verdict_power.run(Context(device="cpu", quick=False, n_repeats=RARE + 1))
     counts = {(arm.case, arm.arm): arm.n for arm in findings.arms if arm.arm != "planted"}
