@@ -76,12 +76,11 @@ def run(context: Context) -> Findings:
     known = list(filter(is_known, STRATEGIES))
     arms: list[Arm] = []
     targets: list[Target] = []
-    n_machines = 0
+    seeds = [machine.seed for machine in draw_machines(seeds)]
     recordings = read_recordings()
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         for n_points in POINTS:
-            scores = score_machines(draw_machines(seeds), n_points, known, pool)
-            n_machines = max(map(len, scores.values()))
+            scores = score_machines(seeds, n_points, known, pool)
             for name in known:
                 if scores[name]:
                     arms += describe_scores(f"{n_points} points", name, scores[name])
@@ -94,17 +93,17 @@ def run(context: Context) -> Findings:
                 if name == OURS:
                     regrets = _read(scores_of_one, "regret_pct")
                     targets.append(judge_median(f"{recording.name}: regret, median, %", regrets, at_most=RECORDED_PCT))
-    notes = _list_notes(n_machines, known, recordings)
+    notes = _list_notes(len(seeds), known, recordings)
     return Findings(arms=tuple(arms), targets=tuple(targets), notes=tuple(notes))
 
 
 def score_machines(
-    machines: Iterable[SimulatedMachine], n_points: int, strategies: Sequence[str], pool: Executor
+    seeds: Iterable[int], n_points: int, strategies: Sequence[str], pool: Executor
 ) -> dict[str, list[Score]]:
-    """Run every strategy on every machine, a machine in one process."""
+    """Run every strategy on the machine of every seed, a machine in one process."""
     scores: dict[str, list[Score]] = {name: [] for name in strategies}
     score = functools.partial(_score_machine, n_points=n_points, strategies=strategies)
-    for number, found in enumerate(pool.map(score, itertools.count(), machines), start=1):
+    for number, found in enumerate(pool.map(score, itertools.count(), seeds), start=1):
         for name, one in found.items():
             scores[name].append(one)
         print(f"\r{n_points} points: {number} workloads", end="", file=sys.stderr, flush=True)
@@ -112,10 +111,8 @@ def score_machines(
     return scores
 
 
-def _score_machine(
-    number: int, machine: SimulatedMachine, *, n_points: int, strategies: Sequence[str]
-) -> dict[str, Score]:
-    truths, few = find_truths(machine, n_points), number < N_EXHAUSTIVE and n_points == POINTS[0]
+def _score_machine(number: int, seed: int, *, n_points: int, strategies: Sequence[str]) -> dict[str, Score]:
+    truths, few = find_truths(SimulatedMachine(seed), n_points), number < N_EXHAUSTIVE and n_points == POINTS[0]
     return {name: run_search(truths, name) for name in strategies if few or name != "exhaustive"}
 
 

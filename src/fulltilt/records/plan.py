@@ -32,6 +32,9 @@ class Plan(Mapping[str, Any]):
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type["Plan"], tuple[dict[str, Any]]]:
+        return Plan, (self._values,)  # another process hashes texts in its own way
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mapping) and self._values == dict(other)
 

@@ -1,6 +1,10 @@
 import dataclasses
 import math
+import os
+import pickle
 import re
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -98,6 +102,17 @@ def test_plans_do_not_depend_on_the_order_of_their_levers(values):
     assert hash(forwards) == hash(backwards)
     assert forwards.digest == backwards.digest
     assert loads(Plan, dumps(forwards)) == forwards
+
+
+def test_a_plan_of_another_process_is_found_among_those_of_this_one():
+    """Texts hash in another way there: no grid held the plans of a pool's process."""
+    build = (
+        "import pickle, sys; from fulltilt.records import Plan; sys.stdout.buffer.write(pickle.dumps(Plan(threads=2)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", build], env=os.environ | {"PYTHONHASHSEED": "1"}, stdout=subprocess.PIPE, check=True
+    )
+    assert pickle.loads(done.stdout) in {Plan(threads=2)}
 
 
 def test_replacing_leaves_the_plan_alone():
