@@ -1,8 +1,8 @@
 """Measure what work that is added to steps costs: in one process that takes steps with and without.
 
-It costs more than its own time. While one thread does it the other waits, and falls asleep at times; beside other work
-a scheduler gives threads that compute without a pause less of a core that others want. No process is stopped here, and
-none differs from another: the figure owes nothing to what it is held against.
+It costs more than its own time, most of all beside other work, where a scheduler gives threads that compute without a
+pause less of a core that others want. No process is stopped here, and none differs from another: the figure owes
+nothing to what it is held against.
 """
 
 from __future__ import annotations

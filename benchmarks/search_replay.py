@@ -72,18 +72,17 @@ GOALS = (
 
 
 def run(context: Context) -> Findings:
-    seeds = range(FIRST_SEED, FIRST_SEED + (N_QUICK if context.quick else N_MACHINES))
+    drawn = draw_machines(range(FIRST_SEED, FIRST_SEED + (N_QUICK if context.quick else N_MACHINES)))
+    seeds = [machine.seed for machine in drawn]
     known = list(filter(is_known, STRATEGIES))
     arms: list[Arm] = []
     targets: list[Target] = []
-    seeds = [machine.seed for machine in draw_machines(seeds)]
     recordings = read_recordings()
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         for n_points in POINTS:
             scores = score_machines(seeds, n_points, known, pool)
-            for name in known:
-                if scores[name]:
-                    arms += describe_scores(f"{n_points} points", name, scores[name])
+            for name in filter(scores.__getitem__, known):
+                arms += describe_scores(f"{n_points} points", name, scores[name])
             if OURS in known:
                 targets += judge_goals(n_points, scores[OURS])
         for recording in recordings:

@@ -29,7 +29,7 @@ CONFIDENCE = 0.98  # of each interval: together the looks are wrong in less than
 LOOKS = (4, 6, 8, 10, 13, 16, 20, 25, 32, 40)  # groups after which a comparison may end
 LEAST_GROUPS, LEAST_CONFIDENCE = 3, 0.99  # of a claim, where the time ended before the first look
 MIN_ROUNDS = 2
-AGREE_PCT = 10.0  # rounds that differ by no more agree: half of that is what processes differ by, however many rounds
+AGREE_PCT = 10.0  # rounds that differ by no more agree: processes differ by half of that, however many rounds
 MOST_S = 2.0  # of turns, for each pair of arms: after it no round begins only because they do not agree
 STALLED_PCT = 5.0  # of the time, in stalled steps: from here on a machine is busy
 

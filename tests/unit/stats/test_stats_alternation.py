@@ -114,13 +114,7 @@ def test_arms_take_turns_in_mirrored_rounds_of_random_order_for_the_time_they_ha
 @pytest.mark.parametrize(
     ("names", "block_s", "off_pct", "n_rounds"),
     [
-        *[
-            ("ab", 0.04, 0.0, 2),
-            ("ab", 0.04, 9.9, 2),
-            ("ab", 0.04, 10.1, 4),
-            ("ab", 0.12, 10.1, 4),
-            ("ab", 9.0, 0.0, 2),
-        ],
+        *[("ab", 0.04, 0.0, 2), ("ab", 0.04, 9.9, 2), ("ab", 0.04, 10.1, 4), ("ab", 0.12, 10.1, 4)],
         *[("ab", 0.2, 10.1, 3), ("ab", 0.3, 10.1, 2), ("ab", 9.0, 10.1, 2)],  # no more in two seconds
         ("abcde", 0.04, 30.0, 2),  # one of five does not have all others run on
     ],

@@ -1,6 +1,6 @@
 """The records of a search: what became of each candidate, and its result, which ``--json`` writes.
 
-``result.json`` has the fields of ``SearchResult``; more may join. ``reason`` says why a candidate's are null. Status:
+``result.json`` has the fields of ``SearchResult``; more may join. ``reason`` says why one was dropped. Status:
 
 - chosen, offered: proven faster than eager in turns, accurate, and (with a target for the response) accepted live.
 - baseline: eager fp32, which is always there.

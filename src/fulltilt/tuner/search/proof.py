@@ -144,17 +144,19 @@ class Proof:
                 self.best = min(known, key=self._count_idle, default=self.best)
 
     def _find_whole(self) -> Plan | None:
-        """Find the finalist of which every other one is that plan less some changes; None where they differ otherwise.
-
-        Taking back two changes at once comes later: each alone is looked at first.
-        """
+        """Find the finalist of which all others are that plan less some changes; None where there is none."""
         base = self.base
         if base is None or len(self._rivals) < 2:
             return None
         for plan in self._rivals:
-            if all(other[name] in (plan[name], base[name]) for other in self._rivals for name in plan):
+            if all(self._is_part(other, plan, base) for other in self._rivals):
                 return plan
         return None
+
+    def _is_part(self, plan: Plan, whole: Plan, base: Plan) -> bool:
+        """Whether a plan is another one with some of its changes taken back."""
+        less = [names for names in list_changed(base, whole) if any(plan[name] != whole[name] for name in names)]
+        return self._take_back(whole, base, *less) == plan
 
     def _race(self) -> Steps:
         plans = [*self._rivals, *([self.base] if self.base is not None else [])]

@@ -85,7 +85,6 @@ class StepTime:
             [
                 math.log2(plan["batch_size"]) / BATCH_SCALE,
                 0.8 * (n_workers > 0),
-                1.2 * self._is_crowded(plan),
                 math.log2(1 + n_workers) / WORKERS_SCALE,
                 0.8 * math.tanh(math.log(max(load_s, 1e-9) / device_s)),
                 *(0.6 * device_share * _to_number(value) for _, value in sorted(device_arm(plan))),
@@ -111,17 +110,17 @@ class StepTime:
         if not self._on_cpu:
             return _join(device_s, load_s, receive_s)
         alone_s = accumulate * self._loader(feed_arm(plan), 0, batch)  # all that has to be computed, on all cores
-        busy_s = device_s * self._count_threads(plan) + alone_s  # threads that wait for each other are busy, too
+        busy_s = device_s * self._count_busy_cores(plan) + alone_s  # threads that wait for each other are busy, too
         return _join(device_s + receive_s, load_s, busy_s / self._n_cores)
 
-    def _count_threads(self, plan: Plan) -> int:
-        """Count the threads of an operator on a CPU."""
-        return plan["threads"] or self._n_cores
+    def _count_busy_cores(self, plan: Plan) -> int:
+        """Count the cores that an operator's threads keep busy on a CPU."""
+        return min(plan["threads"] or self._n_cores, self._n_cores)
 
     def _is_crowded(self, plan: Plan) -> bool:
-        """Whether workers take cores from an operator's threads, so that these wait for each other."""
+        """Whether there are too few cores for an operator's threads and the workers."""
         n_workers = plan["num_workers"]
-        return self._on_cpu and n_workers > 0 and self._count_threads(plan) + n_workers > self._n_cores
+        return self._on_cpu and n_workers > 0 and self._count_busy_cores(plan) + n_workers > self._n_cores
 
     def _predict_log_rate(self, plan: Plan) -> float:
         """Predict ln(samples/s), uncorrected, less what workers cost the rest."""
