@@ -123,6 +123,8 @@ def test_on_a_cpu_workers_take_cores_from_the_threads_of_a_step():
     assert slow_by(2, 8) > 1.25 * slow_by(2, 4)
     # Of eight threads that compute all the time and a worker's work: more than eight cores have.
     assert model.predict_step_s(PLAN.replace(num_workers=8)) > 0.064 + 64 / 2000 / 8
+    many = build(make_row("device", 1000.0, threads=16), *rows[2:], on_cpu=True)
+    assert many.predict_step_s(PLAN.replace(threads=16, num_workers=8)) < 1.3 * 0.064, "sixteen have eight cores, too"
     met = make_row("end_to_end", math.exp(model.predict_log_rate([PLAN.replace(num_workers=8)])[0][0]), num_workers=8)
     (before,), (after,) = (build(*rows, *whole, on_cpu=True).predict_log_rate([PLAN])[0] for whole in ((), (met,)))
     assert after == pytest.approx(before), "a run as slow as predicted teaches nothing"
