@@ -1,7 +1,6 @@
 """``fulltilt infer serve`` as a user runs it: on this machine, and on Ray Serve with two replicas."""
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -17,14 +16,15 @@ import pytest
 from tests.faults.leftovers import find_processes, mark_processes
 from tests.integration.test_integration_infer import OWN
 
+from fulltilt.cli import run_command
 from fulltilt.infer.serve import ray as on_ray
 from fulltilt.infer.serve.service import Settings
 
-PATIENCE_S = 120
+PATIENCE_S = 300
 
 
 @contextlib.contextmanager
-def start(folder, *words):
+def start(folder, *words, until="is served at "):
     """Serve the user's own workload, and yield the process, the URL and what was printed."""
     (folder / "own.py").write_text(OWN)
     command = [sys.executable, "-m", "fulltilt", "infer", "serve", *map(str, words)]
@@ -38,7 +38,7 @@ def start(folder, *words):
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT)
         try:
             until_s = time.monotonic() + PATIENCE_S
-            while "is served at " not in (text := (folder / "said.txt").read_text()):
+            while until not in (text := (folder / "said.txt").read_text()):
                 assert process.poll() is None, text
                 assert time.monotonic() < until_s, text
                 time.sleep(0.1)
@@ -46,6 +46,14 @@ def start(folder, *words):
         finally:
             process.kill()
             process.wait()
+
+
+def await_nobody(mark):
+    """Wait until no process with the mark is left. Ray's agents take a minute to see that their parent has gone."""
+    until_s = time.monotonic() + PATIENCE_S
+    while (left := find_processes(mark)) and time.monotonic() < until_s:
+        time.sleep(0.5)
+    assert left == []
 
 
 def call(url, body=None, token=None):
@@ -134,19 +142,15 @@ def test_ray_serve_starts_another_replica_where_requests_wait_and_both_answer_as
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, said.read_text()
         assert [each.result()[-1] for each in asking] == [404] * 4, "nobody's line was cut"
-    until_s = time.monotonic() + 30
-    while (left := find_processes(mark)) and time.monotonic() < until_s:
-        time.sleep(0.5)
-    assert left == []
+    await_nobody(mark)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("device", "n_gpus"), [("cuda", 1), ("cpu", 0)])
 def test_a_replica_asks_ray_for_the_gpu_that_its_artefact_needs(tmp_path, monkeypatch, device, n_gpus):
     """Ray hides all GPUs from a process that asked for none."""
-    serve, ray = pytest.importorskip("ray.serve", reason="Ray Serve is not installed"), importlib.import_module("ray")
+    serve = pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
     asked = []
-    monkeypatch.setattr(ray, "init", lambda **options: None)
     monkeypatch.setattr(serve, "start", lambda **options: None)
     monkeypatch.setattr(serve, "run", lambda application, **options: asked.append(application))
     monkeypatch.setattr(on_ray, "read_manifest", lambda folder: SimpleNamespace(device=device))
@@ -154,3 +158,40 @@ def test_a_replica_asks_ray_for_the_gpu_that_its_artefact_needs(tmp_path, monkey
     on_ray.start(tmp_path, Settings(), **listening, n_replicas=(1, 1), n_threads=2)
     options = asked[0]._bound_deployment.ray_actor_options
     assert (options["num_gpus"], options["num_cpus"]) == (n_gpus, 2)
+
+
+@pytest.mark.slow
+def test_a_signal_while_ray_starts_ends_all_that_was_started(tmp_path, monkeypatch):
+    pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
+    mark = mark_processes(monkeypatch)
+    with start(
+        tmp_path, "own:workload", "--engine", "ray", "--port", "18998", until="Started Serve in namespace"
+    ) as served:
+        process, _, said = served
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) in (0, 143), said.read_text()
+    await_nobody(mark)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_ray_swallows_as_it_starts_ends_the_server_once_it_has_started(tmp_path, monkeypatch, number):
+    """Ray forks as it starts; what a handler raises in a fork's hooks is lost."""
+    done, before = [], [(each, signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+    def connect():
+        with contextlib.suppress(BaseException):
+            signal.raise_signal(number)
+        done.append("connected")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.setattr(on_ray, "connect", connect)
+    monkeypatch.setattr(on_ray, "start", lambda *_, **options: done.append("started") or "http://127.0.0.1:1")
+    monkeypatch.setattr(on_ray, "stop", lambda: done.append("stopped"))
+    try:
+        assert run_command(["infer", "serve", "own:workload", "--engine", "ray", "--port", "0"]) == 0
+    finally:
+        for each, handler in before:
+            signal.signal(each, handler)
+    assert done == ["connected", "started", "stopped"]

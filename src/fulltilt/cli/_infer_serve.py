@@ -18,6 +18,7 @@ from fulltilt.cli._shared import (
     read_config_and_words,
     resolve_config_argument,
 )
+from fulltilt.cli._signals import unwind_on_signals
 from fulltilt.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -95,21 +96,26 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_on_ray(args, folder: Path, settings: Settings, listening: dict, console: Console, tell_start) -> int:
     import signal
-    import threading
+    import socket
 
     from fulltilt.infer.serve import ray
 
     n_replicas = (args.replicas, max(args.replicas, args.most_replicas or 0))
-    ray.prepare()
-    try:
-        url = ray.start(folder, settings, **listening, n_replicas=n_replicas, n_threads=args.threads)
-        is_over = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):  # in place of Ray's own handlers, which abort
-            signal.signal(number, lambda *_: is_over.set())
-        tell_start(url)
-        is_over.wait()
-    finally:
-        ray.stop()
+    heard, hears = socket.socketpair()
+    with heard, hears:
+        hears.setblocking(False)
+        signal.set_wakeup_fd(hears.fileno())  # Ray forks as it starts, where what a handler raises is lost
+        try:
+            ray.connect()
+            unwind_on_signals()  # in place of Ray's own handlers, which abort
+            url = ray.start(folder, settings, **listening, n_replicas=n_replicas, n_threads=args.threads)
+            for number in (signal.SIGINT, signal.SIGTERM):  # none cuts short what follows
+                signal.signal(number, lambda *_: None)
+            tell_start(url)
+            heard.recv(1)
+        finally:
+            ray.stop()
+            signal.set_wakeup_fd(-1)
     console.print("stopped; replicas have answered what they took")
     return 0
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,18 +18,21 @@ NAME, ADDRESS = "fulltilt-infer", "RAY_ADDRESS"
 WAITING_SHARE = 0.25  # of the places in line: where more wait at a replica, Ray starts another
 
 
-def prepare() -> None:
-    """Load Ray Serve. A cluster of our own asks for a token, which Ray reads as it is loaded.
+def connect() -> None:
+    """Connect to the cluster that RAY_ADDRESS names, or start one of our own, which asks for a token.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: Ray Serve is not installed.
     """
-    if ADDRESS not in os.environ:
+    own = {"address": "local", "include_dashboard": False, "_node_ip_address": LOOPBACK[0]}
+    if ADDRESS not in os.environ:  # Ray reads these as it is loaded
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_urlsafe(24)}
+        os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "20")  # thrice at most: busy, it took 36
     try:
-        import ray.serve  # noqa: F401
+        import ray.serve
     except ModuleNotFoundError as error:
         raise UsageError(f"Ray Serve is not whole: {error.name} is missing; pip install 'fulltilt[ray]'") from None
+    ray.init(log_to_driver=False, **({} if ADDRESS in os.environ else own))  # not what others have started here
 
 
 def start(
@@ -43,13 +47,12 @@ def start(
     n_replicas: tuple[int, int],
     n_threads: int | None,
 ) -> str:
-    """Start replicas in the cluster that RAY_ADDRESS names, or in one of their own → the URL.
+    """Start replicas in the cluster that this process is connected to → the URL.
 
     Args:
         folder: Of the artefact, under the same path on every machine.
         n_replicas: Fewest and most; Ray chooses by how many requests wait.
     """
-    import ray
     from ray import serve
 
     place, hosts, (fewest, most) = folder.resolve(), list_hosts(host, names), n_replicas
@@ -59,8 +62,6 @@ def start(
         service = Service([open_artefact(place, n_threads=n_threads)], settings, is_warmed_up=True)
         return build_app(service, token=token, hosts=hosts)
 
-    own = {"address": "local", "include_dashboard": False, "_node_ip_address": LOOPBACK[0]}
-    ray.init(log_to_driver=False, **({} if ADDRESS in os.environ else own))  # not what others have started here
     tls_files = {} if tls is None else {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
     serve.start(http_options={"host": host, "port": port, "keep_alive_timeout_s": KEEP_ALIVE_S, **tls_files})
     most_waiting = max(1, int(WAITING_SHARE * settings.n_waiting))
@@ -77,11 +78,9 @@ def start(
 
 def stop() -> None:
     """End the replicas when they have answered what they took, and the cluster where it was started here."""
-    import ray
-    from ray import serve
-
-    if ray.is_initialized():
-        with contextlib.suppress(serve.exceptions.RayServeException):  # it never began
-            serve.delete(NAME)  # who comes hears 404 from then on; without it lines were cut
-        serve.shutdown()
+    ray = sys.modules.get("ray")  # it may not be installed
+    if ray and ray.is_initialized():
+        with contextlib.suppress(ray.serve.exceptions.RayServeException):  # it never began
+            ray.serve.delete(NAME)  # who comes hears 404 from then on; without it lines were cut
+        ray.serve.shutdown()
         ray.shutdown()
