@@ -125,6 +125,8 @@ def test_ray_serve_starts_another_replica_where_requests_wait_and_both_answer_as
             time.sleep(0.1)
         assert [each.result() for each in asking] == [None] * 4
         assert len(seen) == 2, said.read_text()
+        niceness = {os.getpriority(os.PRIO_PROCESS, each) for each in (os.getpid(), *seen)}
+        assert len(niceness) == 1, "other work does not come before the answers"
         answers = [call(f"{url}/v1/predict", samples) for _ in range(20)]
         assert {status for status, _ in answers} == {200}
         assert all(answer["outputs"] == alone for _, answer in answers)
