@@ -86,6 +86,8 @@ def read_training(folder: str | Path) -> TrainingRun:
     path = Path(folder) / EVENTS_FILE
     if not path.is_file():
         missing = f"{folder} holds no {EVENTS_FILE}" if Path(folder).is_dir() else f"there is no folder {folder}"
+        if (page := Path(folder) / "report.html").is_file():  # of a search, or a comparison
+            missing += f", and has its page already ({page})"
         raise UsageError(f"{missing}; name the folder of a training")
     return read_training_lines(str(folder), read_lines(path))
 

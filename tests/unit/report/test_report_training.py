@@ -193,6 +193,12 @@ def test_what_cannot_be_drawn_is_refused(tmp_path, capsys, log, said):
     assert said in capsys.readouterr().err
 
 
+def test_who_names_a_search_hears_where_its_page_is(tmp_path, capsys):
+    (tmp_path / "report.html").touch()
+    assert run_command(["report", str(tmp_path)]) == 2
+    assert f"has its page already ({tmp_path}/report.html)" in capsys.readouterr().err.replace("\n", "")
+
+
 def test_a_long_curve_is_joined_without_losing_a_sample(tmp_path):
     events = [started(), *map(steps_done, range(1, 1001))]
     intervals = read_training(write_run(tmp_path / "r", events)).intervals
