@@ -20,7 +20,7 @@ from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
 from fulltilt.tuner.search.progress import SearchNoted
 from fulltilt.tuner.search.proof import Proof
 from fulltilt.tuner.search.search import merge_facts, run_proof, run_strategy
-from fulltilt.tuner.search.session import Session
+from fulltilt.tuner.search.session import Ask, Session
 from fulltilt.tuner.trials.rows import build_turns_row
 from fulltilt.tuner.tuning import _open_folder
 
@@ -433,6 +433,26 @@ def test_without_a_budget_a_search_keeps_to_three_minutes_or_to_24_more_runs(run
     assert session.is_budget_spent, "the grid would have taken longer"
     assert result.picks.recommended.proven, "time is kept for the turns"
     assert [event.message for event in told if isinstance(event, SearchNoted)] == said
+
+
+def test_a_search_that_probed_for_too_long_compares_the_first_plan_that_it_runs(monkeypatch):
+    clock, plans = Clock(), [USER.replace(batch_size=batch_size) for batch_size in range(2, 32)]
+
+    def probe_and_run(space):
+        for plan in plans[:20]:
+            yield Ask(plan=plan, kind="loader", why="")
+        for plan in plans[20:]:
+            yield Ask(plan=plan, why="")
+
+    def rate(plan):
+        return 10.0 if plan == USER else 1000.0
+
+    monkeypatch.setitem(search.STRATEGIES, OPTIONS.strategy, probe_and_run)
+    seconds = clock.time(rate, lambda plan: 2.0)
+    session, result = run(seconds, in_turns=clock.time(rate, lambda plan: 0.5), budget_s=60.0, clock=clock)
+    assert result.picks.recommended.proven
+    assert result.picks.recommended.trial.plan == plans[20]
+    assert session.is_budget_spent, "nine plans were not run"
 
 
 def test_another_question_gets_a_folder_of_its_own_and_the_same_one_goes_on_in_its(tmp_path, monkeypatch):
