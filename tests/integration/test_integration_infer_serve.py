@@ -166,10 +166,8 @@ def test_a_replica_asks_ray_for_the_gpu_that_its_artefact_needs(tmp_path, monkey
 def test_a_signal_while_ray_starts_ends_all_that_was_started(tmp_path, monkeypatch):
     pytest.importorskip("ray.serve", reason="Ray Serve is not installed")
     mark = mark_processes(monkeypatch)
-    with start(
-        tmp_path, "own:workload", "--engine", "ray", "--port", "18998", until="Started Serve in namespace"
-    ) as served:
-        process, _, said = served
+    words = ("own:workload", "--engine", "ray", "--port", 17000 + os.getpid() % 1000)
+    with start(tmp_path, *words, until="Started Serve in namespace") as (process, _, said):
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) in (0, 143), said.read_text()
     await_nobody(mark)

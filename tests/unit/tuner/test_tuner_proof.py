@@ -86,7 +86,7 @@ def search(plans, rate, *, in_turns=None, journal=None, seconds=1.0, on_call=lam
     target = SimulatedTarget(alone, in_turns=together, on_call=on_call, **target_options)
     given = options if clock is None else {"clock": clock, **options}
     session = Session(target, journal or Journal(), **given)
-    session.run((Ask(plan=plan, why="") for plan in (USER, *plans)), may_use_reserve=True)
+    session.run((Ask(plan=plan, why="") for plan in (USER, *plans)), reserve_after_n=math.inf)
     proof = run_proof(session, SPACE)
     table = select_rows(session.rows, session.turns, USER)
     return session, proof, pick(table, proof, user_plan=USER, memory_limit_gib=None), target

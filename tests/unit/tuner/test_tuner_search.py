@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 from tests.simulated_target import Answer, Clock, SimulatedTarget
@@ -50,7 +51,7 @@ def run_in_folder(folder, strategy, target, **options):
     """A search that takes up the rows of the folder; its session, and notes of the journal."""
     with open_folder(folder) as held:
         session = Session(target, Journal(held), **options)
-        session.run(strategy, may_use_reserve=True)
+        session.run(strategy, reserve_after_n=math.inf)
         session.adopt_rest()
         return session
 
@@ -172,7 +173,7 @@ def test_the_budget_ends_a_search_and_keeps_time_for_the_turns(budget_s):
     first_look_s = 4 * 2 * 5.0  # four groups of two plans
     kept_s = min(PROOF_MARGIN * first_look_s + 5.0, RESERVE_SHARE * budget_s)
     assert clock() == 5.0 * len(target.asked) == 5.0 * ((budget_s - kept_s) // 5.0)
-    assert not session.run(take_turns(*[(A, B)] * 20), may_use_reserve=True)
+    assert not session.run(take_turns(*[(A, B)] * 20), reserve_after_n=math.inf)
     assert len(target.groups) == (budget_s - 5.0 * len(target.asked)) // 10
     assert clock() == budget_s  # half a group would compare nothing
 
@@ -190,11 +191,11 @@ def test_the_first_group_is_expected_to_take_the_starts_of_its_processes_and_its
         alone = clock.time(lambda plan: steps_per_s * plan["batch_size"], lambda plan: whole_s)
         target = SimulatedTarget(alone, in_turns=clock.time(lambda plan: 1.0, lambda plan: 1.5))
         session = Session(target, Journal(), budget_s=budget_s + spare_s, clock=clock)
-        assert session.run((Ask(plan=plan, why="") for plan in (A, B)), may_use_reserve=True)
-        assert session.run(take_turns((A, B)), may_use_reserve=True) == (spare_s > 0)
+        assert session.run((Ask(plan=plan, why="") for plan in (A, B)), reserve_after_n=math.inf)
+        assert session.run(take_turns((A, B)), reserve_after_n=math.inf) == (spare_s > 0)
     n_more = int(session.left_s / 3)  # 3 s are known from the first
-    assert session.run(take_turns(*[(A, B)] * n_more), may_use_reserve=True)
-    assert not session.run(take_turns((A, B)), may_use_reserve=True)
+    assert session.run(take_turns(*[(A, B)] * n_more), reserve_after_n=math.inf)
+    assert not session.run(take_turns((A, B)), reserve_after_n=math.inf)
 
 
 def test_probes_leave_time_for_the_first_whole_run():
@@ -256,7 +257,7 @@ def test_a_group_is_expected_to_take_what_its_plans_took_before():
     answer = clock.time(lambda plan: 1.0, lambda plan: 30.0 if plan == C else 1.0)
     session = Session(SimulatedTarget(answer), Journal(), budget_s=60.0, clock=clock)
     for group, fits in (((A, B), True), ((A, C), True), ((A, C), False), ((A, B), True)):  # 27 s are left, and 31 taken
-        assert session.run(take_turns(group), may_use_reserve=True) == fits
+        assert session.run(take_turns(group), reserve_after_n=math.inf) == fits
     assert session.cut is None
 
 

@@ -24,15 +24,16 @@ def connect() -> None:
     Raises:
         UsageError: Ray Serve is not installed.
     """
-    own = {"address": "local", "include_dashboard": False, "_node_ip_address": LOOPBACK[0]}
-    if ADDRESS not in os.environ:  # Ray reads these as it is loaded
+    own = {}
+    if ADDRESS not in os.environ:  # not what others have started here; Ray reads the variables as it is loaded
+        own = {"address": "local", "include_dashboard": False, "_node_ip_address": LOOPBACK[0]}
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_urlsafe(24)}
         os.environ.setdefault("RAY_worker_niceness", "0")  # 15 by default: other work would come before the answers
     try:
         import ray.serve
     except ModuleNotFoundError as error:
         raise UsageError(f"Ray Serve is not whole: {error.name} is missing; pip install 'fulltilt[ray]'") from None
-    ray.init(log_to_driver=False, **({} if ADDRESS in os.environ else own))  # not what others have started here
+    ray.init(log_to_driver=False, **own)
 
 
 def start(

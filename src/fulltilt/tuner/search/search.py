@@ -28,7 +28,7 @@ from fulltilt.tuner.search.budget import ROOFS_S, compute_budget_s, compute_sear
 from fulltilt.tuner.search.journal import Journal
 from fulltilt.tuner.search.progress import OnEvent, SearchNoted, SearchStarted, TrialProgressed
 from fulltilt.tuner.search.proof import LESS, Proof
-from fulltilt.tuner.search.session import PROOF_S, Session, Strategy
+from fulltilt.tuner.search.session import PROOF_S, Session
 from fulltilt.tuner.trials.target import PROBE_ID, ROOFS_ID, ProbeResult, ProcessTarget
 
 
@@ -119,30 +119,11 @@ def run_strategy(search: Search) -> None:
         _allot_time(search, max((row.seconds for row in session.rows if row.status == "ok"), default=0.0))
     strategy = strategies.STRATEGIES[search.options.strategy]
     session.run(strategy(space))
-    if session.is_budget_spent and not _can_compare(session):
+    if session.is_budget_spent and session.n_plans < 2:
         session.is_budget_spent = False  # nothing to compare: until there is, the search has what was kept back
-        session.run(_run_until_two(strategy(space), session), may_use_reserve=True)
+        session.run(strategy(space), reserve_after_n=2)
     if space.axes and not any(row.status != "skipped" for row in session.rows):
         session.run(strategies.run_nearest(space))  # the budget went into probes
-
-
-def _can_compare(session: Session) -> bool:
-    return len({row.plan for row in session.rows if row.status == "ok"}) > 1
-
-
-def _run_until_two(strategy: Strategy, session: Session) -> Strategy:
-    """Pass on what a strategy asks for until two plans have run: then the rest of the time is the comparison's."""
-    wish = next(strategy)
-    while True:
-        answer = yield wish
-        if _can_compare(session):
-            strategy.close()
-            session.is_budget_spent = True
-            return
-        try:
-            wish = strategy.send(answer)
-        except StopIteration:
-            return
 
 
 def _allot_time(search: Search, run_s: float) -> None:
@@ -167,7 +148,7 @@ def run_proof(session: Session, space: Space) -> Proof:
     search_s = sum(row.seconds for row in (*rows, *session.probes))
     room_s = math.inf if session.budget_s is None else session.budget_s - search_s
     proof = Proof(space, rows, finalists, limit_s=max(PROOF_S, search_s), room_s=room_s)
-    session.run(proof.run(), may_use_reserve=True)
+    session.run(proof.run(), reserve_after_n=math.inf)
     session.adopt_rest()
     return proof
 

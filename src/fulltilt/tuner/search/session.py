@@ -108,6 +108,11 @@ class Session:
         return self.clock() - self._start_s
 
     @property
+    def n_plans(self) -> int:
+        """Plans that have run as a whole."""
+        return len({row.plan for row in self.rows if row.status == "ok"})
+
+    @property
     def common_error(self) -> Sequence[Trial]:
         """Rows of one error that several plans met while nothing of their kind ran; else none.
 
@@ -136,8 +141,12 @@ class Session:
             return None
         return least
 
-    def run(self, strategy: Generator[Wish, Any, Any], *, may_use_reserve: bool = False) -> bool:
-        """Run a strategy to its end; False when the budget, or an error that every plan meets, ended it first."""
+    def run(self, strategy: Generator[Wish, Any, Any], *, reserve_after_n: float = 0) -> bool:
+        """Run a strategy to its end; False when the budget, or an error that every plan meets, ended it first.
+
+        Args:
+            reserve_after_n: Plans that have to have run before time is kept back for the proof.
+        """
         try:
             wish = next(strategy)
             while True:
@@ -147,7 +156,7 @@ class Session:
                 elif self.common_error:
                     strategy.close()
                     return False
-                elif isinstance(wish, Skip) or not self._must_stop(wish, may_use_reserve=may_use_reserve):
+                elif isinstance(wish, Skip) or not self._must_stop(wish, reserve_after_n):
                     answer = self._answer(wish)
                 if answer is None:
                     self.is_budget_spent = True
@@ -173,7 +182,7 @@ class Session:
         key = _find_key(wish)
         return isinstance(wish, Skip) or key in self._known or self.journal.holds(key)
 
-    def _must_stop(self, wish: Ask | TakeTurns, *, may_use_reserve: bool) -> bool:
+    def _must_stop(self, wish: Ask | TakeTurns, reserve_after_n: float) -> bool:
         """Whether the next trial would not fit. The first whole run begins while any time is left: without it there is
         nothing to say, and the probes before it leave time for one."""
         if self.budget_s is None:
@@ -183,7 +192,7 @@ class Session:
         next_s = self._estimate_wish_s(wish)
         kept_s = 0.0 if has_run or is_whole else self._estimate_s(WHOLE_RUN)
         search_s = (self._ready_s if self.n_run else self.elapsed_s) + next_s + kept_s
-        if not may_use_reserve:
+        if self.n_plans >= reserve_after_n:
             proof_s = self._estimate_proof_s()
             kept_s += min(proof_s, RESERVE_SHARE * self.budget_s)
             search_s = min(search_s + proof_s, search_s / (1 - RESERVE_SHARE))
