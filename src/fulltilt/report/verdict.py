@@ -36,7 +36,7 @@ def describe_verdict(document: Document) -> str:
         return f"Keep your settings: the fastest plan is {say_speedup(other['gain'], 'as fast')}, but learned worse."
     if savings and (other["gain"] or {}).get("verdict") == "faster":
         fast = say_speedup(other["gain"], "as fast")
-        return f"Keep your settings for now: another plan is {fast}, but not yet which of its changes it needs."
+        return f"Keep your settings for now: another plan is {fast}, but which of its changes it needs is open."
     if not savings:
         return _describe_unknown(document, pick)
     if savings["verdict"] == "same plan":
@@ -120,10 +120,18 @@ def build_screen(
         *_label("next", following),
     ]
     end = [
-        *_label("apply", [apply] if apply and is_better else ()),
+        *_label("apply", _describe_apply(document, apply) if apply and is_better else ()),
         *_label("files", [files] if files else ()),
     ]
     return lines[: N_LINES - len(end)] + end
+
+
+def _describe_apply(document: Document, command: str) -> list[str]:
+    """Say which command takes the settings, and whether it searches again before it writes them."""
+    if " --apply " not in command:
+        return [command]
+    is_early = document["search"].get("stopped_by_budget")
+    return [command, "goes on with this search, then writes" if is_early else "reads this search, runs nothing again"]
 
 
 def is_worth_taking(document: Document) -> bool:
@@ -350,7 +358,7 @@ def list_next(document: Document, *, source: str = "") -> list[str]:
 
 def _list_missing(names: Sequence[str]) -> str:
     """List what was not tried in one line of the screen."""
-    end = "; benchmark.levers adds them"
+    end = "; add their values to benchmark: levers:"
     said = f"not tried: {', '.join(names)}{end}"
     for n_shown in range(len(names) - 1, 0, -1):
         if len(said) <= WIDTH - LABEL:

@@ -306,9 +306,10 @@ def test_the_screen_comes_last_and_says_how_to_apply_what_is_proven(search, caps
     assert search("--verbose", result=FakeResult()) == 0
     said = capsys.readouterr().out
     assert said.index("Highest throughput") < said.index("1.32 × as fast as your settings")
-    last = said.splitlines()[-2:]
+    last = said.splitlines()[-3:]
     assert last == [
         "apply    fulltilt tune a.yaml --verbose --apply a.yaml",
+        "         reads this search, runs nothing again",
         "files    runs/report.html, tune.json, trials.csv",
     ]
     assert search(result=FakeResult(document=build_document(OPEN))) == 0

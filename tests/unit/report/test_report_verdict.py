@@ -216,7 +216,7 @@ def test_each_change_says_what_it_is_worth_and_what_of_learning_it_touches():
 def test_a_faster_plan_whose_changes_were_not_all_looked_at_is_not_taken():
     document = build_document(OPEN)
     document["picks"]["unproven"]["gain"] = FASTER
-    said = "another plan is 1.32 × as fast (1.24 to 1.41), but not yet which of its changes it needs."
+    said = "another plan is 1.32 × as fast (1.24 to 1.41), but which of its changes it needs is open."
     assert describe_verdict(document) == f"Keep your settings for now: {said}"
     own = dict(document["user_plan"])
     document["repeats"] = [*document["repeats"], document["repeats"][0] | {"plan": own, "status": "timeout"}]
@@ -266,7 +266,7 @@ def test_the_trainings_of_verify_say_what_was_learned_and_whether_time_was_saved
         (build_document(FASTER), []),
         (
             build_document(FASTER, advice={"levers": NOT_TRIED}),
-            ["not tried: compile, num_workers 8; benchmark.levers adds"],
+            ["not tried: compile, num_workers 8; add their values to benchmark: levers:"],
         ),
         (
             build_document(
@@ -274,7 +274,7 @@ def test_the_trainings_of_verify_say_what_was_learned_and_whether_time_was_saved
                 advice={"levers": [{"lever": "precision", "value": "fp16", "state": "not in the space"}]},
                 probes=[{"kind": "device", "plan": {"precision": "bf16"}}],
             ),
-            ["not tried: precision fp16; benchmark.levers adds"],
+            ["not tried: precision fp16; add their values"],
         ),
         (build_document(compare(-7, -9, -5)), []),
     ],
@@ -290,8 +290,8 @@ def test_what_was_not_tried_is_one_line_however_much_it_is():
     names = [f"a_lever_{n}" for n in range(12)]
     levers = [{"lever": name, "value": True, "state": "not in the space"} for name in names]
     (line,) = find_lines(build_document(FASTER, advice={"levers": levers}), "next", source="a.yaml")
-    assert line.startswith("not tried: a_lever_0, a_lever_1, a_lever_2 and ")
-    assert line.endswith(" more; benchmark.levers adds them")
+    assert line.startswith("not tried: a_lever_0, a_lever_1 and ")
+    assert line.endswith(" more; add their values to benchmark: levers:")
 
 
 def test_a_command_is_suggested_only_where_it_can_be_run_as_it_stands():
@@ -306,7 +306,12 @@ def test_a_command_is_suggested_only_where_it_can_be_run_as_it_stands():
 def test_how_to_apply_it_is_said_where_there_is_something_to_take():
     taken = (build_document(FASTER), without_own(FAILED))
     kept = (build_document(OPEN), build_document(FASTER, verification=WORSE))
-    assert [find_lines(document, "apply", apply=APPLY) for document in taken] == [[APPLY]] * 2
+    again = "reads this search, runs nothing again"
+    assert [find_lines(document, "apply", apply=APPLY) for document in taken] == [[APPLY, again]] * 2
+    early = build_document(FASTER, search={"stopped_by_budget": True})
+    assert find_lines(early, "apply", apply=APPLY) == [APPLY, "goes on with this search, then writes"]
+    train = "fulltilt train my_module:workload speed.threads=1"
+    assert find_lines(taken[0], "apply", apply=train) == [train]
     assert [find_lines(document, "apply", apply=APPLY) for document in kept] == [[]] * 2
 
 

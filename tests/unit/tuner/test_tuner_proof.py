@@ -5,91 +5,16 @@ import math
 import random
 
 import pytest
-from tests.simulated_target import Answer, Clock, SimulatedTarget
-from tests.unit.tuner.tuner_cases import USER, build_space, make_row, make_turns
+from tests.unit.tuner.proof_cases import FACTS, FAILED, MANY, change, feed, multiply, search, speed_up
+from tests.unit.tuner.tuner_cases import USER
 
-from fulltilt.levers import Facts, find_obstacles
+from fulltilt.levers import find_obstacles
 from fulltilt.records.run_folder import RunFolder
 from fulltilt.stats.alternation import LOOKS
-from fulltilt.tuner.answer.conclude import select_rows
-from fulltilt.tuner.answer.picks import pick
-from fulltilt.tuner.picks.finalists import select_finalists
 from fulltilt.tuner.search.journal import JOURNAL_FILE, Journal
-from fulltilt.tuner.search.proof import LESS, N_EARN, N_RACE, Proof
-from fulltilt.tuner.search.search import run_proof
-from fulltilt.tuner.search.session import Ask, Session
+from fulltilt.tuner.search.proof import LESS, N_EARN, N_RACE
 
-FACTS = Facts(device_type="cpu", n_cores_usable=4)
-SPACE = build_space(facts=FACTS)
-FAILED = Answer(status="error", reason="no luck")
 NAMES = ("num_workers", "retain_freed_memory", "worker_threads")  # none of them alters what is learned
-
-
-def change(**levers):
-    """The user's own plan with these levers: threads alters numerics, the others speed alone."""
-    return USER.replace(**levers)
-
-
-def multiply(**factors):
-    """A machine on which each lever that differs from the user's has its share in the speed."""
-    return lambda plan: 1000.0 * math.prod(by for name, by in factors.items() if plan[name] != USER[name])
-
-
-def feed(plans, rate, *, seconds=1.0, limit_s=1000.0, n_groups=math.inf):
-    """Hand a proof of these plans what it asks for: ``rate`` of (plan, number of the group), None where it fails.
-
-    After ``n_groups`` the budget ends → the proof and the groups that it asked for.
-    """
-    numbers = itertools.count(1)
-    rows = [make_row(next(numbers), rate(plan, 0), plan=plan) for plan in (*plans, USER)]
-    proof = Proof(SPACE, rows, select_finalists(rows, limit_gib=None), limit_s=limit_s)
-    groups, steps, answer = [], proof.run(), None
-    try:
-        while True:
-            wish = steps.send(answer)
-            if isinstance(wish, Ask):
-                answer = make_row(next(numbers), rate(wish.plan, 0) or 1.0, plan=wish.plan)
-                continue
-            if len(groups) == n_groups:
-                steps.close()
-                return proof, groups
-            groups.append(wish.plans)
-            assert len(groups) <= N_RACE + 3 * LOOKS[-1], "it ends"
-            rates = {plan: rate(plan, len(groups)) for plan in wish.plans}
-            failed = [plan for plan in rates if rates[plan] is None][:1]
-            answer = [
-                make_turns(next(numbers), len(groups), rates[plan], plan=plan, seconds=seconds,
-                           status="error" if failed else "ok")
-                for plan in failed or rates
-            ]  # fmt: skip
-    except StopIteration:
-        return proof, groups
-
-
-def search(plans, rate, *, in_turns=None, journal=None, seconds=1.0, on_call=lambda plan: None, clock=None, **options):
-    """Run the user's own plan and these on a simulated machine, then prove the best.
-
-    → session, proof, picks and target.
-    """
-    target_options = {name: options.pop(name) for name in ("noise_pct", "drift_pct", "seed") if name in options}
-
-    def build_answer(of):
-        def answer(plan):
-            if clock is not None:
-                clock.now_s += seconds
-            found = of(plan)
-            return found if isinstance(found, Answer) else Answer(samples_per_s=found, seconds=seconds)
-
-        return answer
-
-    alone, together = build_answer(rate), build_answer(in_turns or rate)
-    target = SimulatedTarget(alone, in_turns=together, on_call=on_call, **target_options)
-    given = options if clock is None else {"clock": clock, **options}
-    session = Session(target, journal or Journal(), **given)
-    session.run((Ask(plan=plan, why="") for plan in (USER, *plans)), reserve_after_n=math.inf)
-    proof = run_proof(session, SPACE)
-    table = select_rows(session.rows, session.turns, USER)
-    return session, proof, pick(table, proof, user_plan=USER, memory_limit_gib=None), target
 
 
 def search_in_folder(folder, *given, **options):
@@ -127,37 +52,6 @@ def test_a_group_in_which_a_plan_was_faster_by_half_does_not_decide_the_race():
     proof, groups = feed([lucky, fast], lambda plan, group: truth[plan] * (1.6 if (plan, group) == (lucky, 2) else 1.0))
     assert (proof.best, proof.is_proven) == (fast, True)
     assert [set(group) for group in groups[: N_RACE + 1]] == [*[{USER, lucky, fast}] * N_RACE, {lucky, fast}]
-
-
-@pytest.mark.parametrize("altering_gain", [1.3, 1.0])
-def test_a_budget_that_holds_no_race_proves_the_plan_that_ran_fastest_before_its_parts_are_looked_at(altering_gain):
-    """Runs of ten seconds: a race of five took the time of the proof, and nothing was recommended."""
-    whole, part, others = (
-        change(num_workers=2, threads=2),
-        change(num_workers=2),
-        [change(num_workers=n) for n in (1, 3)],
-    )
-    clock = Clock()
-    _, proof, picks, target = search(
-        [whole, *others], multiply(num_workers=1.2, threads=altering_gain), seconds=10.0, noise_pct=0.5, clock=clock,
-        budget_s=175.0,
-    )  # fmt: skip
-    assert target.groups[:4] == [(whole, USER, part)] * 4
-    assert picks.recommended.proven
-    assert proof.best == picks.recommended.trial.plan == (whole if altering_gain > 1 else part)
-    assert clock() <= 175.0
-
-
-def test_a_budget_in_which_the_winner_cannot_be_earned_goes_to_the_part_of_it_that_can_be_proven():
-    """A search on slow data ended one group short: the winner, with three changes to be earned, took a third of it."""
-    altering = {"threads": 2, "channels_last": True, "fused_optimizer": True}
-    whole, part = change(num_workers=2, **altering), change(num_workers=2)
-    rate = multiply(num_workers=1.2, **dict.fromkeys(altering, 1.1))
-    clock = Clock()
-    _, proof, picks, target = search([whole, part], rate, seconds=10.0, noise_pct=0.5, clock=clock, budget_s=130.0)
-    assert target.groups[:4] == [(USER, part)] * 4
-    assert (proof.best, picks.recommended.trial.plan, picks.recommended.proven) == (part, part, True)
-    assert clock() <= 130.0
 
 
 @pytest.mark.parametrize("worth", [1.2, 0.8])
@@ -368,82 +262,6 @@ def test_what_cannot_run_without_another_change_is_not_taken_back_alone():
     assert not [p for group in groups for p in group if find_obstacles(p, FACTS)]
 
 
-MANY = change(num_workers=2, retain_freed_memory=True, worker_threads=2)
-
-
-def speed_up(plan):
-    """Two workers gain 20 %, the other changes of ``MANY`` nothing."""
-    return 1000.0 * {0: 1.0, 1: 1.05, 2: 1.2}[plan["num_workers"]]
-
-
-@pytest.mark.parametrize("fails", [None, MANY, USER, change(num_workers=1)])
-@pytest.mark.parametrize("budget_s", [25.0, 41.0, *range(45, 180, 9)])
-def test_a_budget_that_ends_anywhere_leaves_picks_that_ran_and_a_claim_only_where_it_is_proven(fails, budget_s):
-    clock, plans = Clock(), [MANY, change(num_workers=1)]
-    session, proof, picks, _ = search(
-        plans,
-        speed_up,
-        in_turns=lambda plan: FAILED if plan == fails else speed_up(plan),
-        seconds=3.0, clock=clock, budget_s=float(budget_s),
-    )  # fmt: skip
-    assert clock() <= budget_s
-    chosen, failed = picks.recommended, {row.plan for row in session.turns if row.status != "ok"}
-    assert not {chosen.trial.plan, proof.best} & (failed - {USER})
-    assert chosen.trial.plan == (proof.best if proof.is_proven else USER)
-    assert not proof.is_proven or proof.gain.verdict == "faster"
-    assert session.is_budget_spent or budget_s > 25
-
-
-def test_a_budget_that_ends_while_changes_are_looked_at_leaves_the_part_that_alters_no_numerics():
-    """The whole plan was faster, but not what its numerics add; then nothing at all was recommended."""
-    plan, part, n_early = change(num_workers=2, threads=2), change(num_workers=2), 0
-    for budget_s in range(8, 60, 2):
-        clock = Clock()
-        _, proof, picks, _ = search(
-            [plan], multiply(num_workers=1.5, threads=1.005), seconds=1.0, noise_pct=2.0, clock=clock,
-            budget_s=float(budget_s),
-        )  # fmt: skip
-        assert picks.recommended.trial.plan in (USER, part)
-        assert proof.is_proven or proof.best == plan or proof.is_earned, "what is not proven is the fastest"
-        n_early += not proof.is_earned and (picks.recommended.trial.plan, picks.unproven) == (part, None)
-    assert n_early
-    assert picks.recommended.trial.plan == part
-
-
-def test_a_budget_that_ends_while_one_of_two_altering_changes_is_open_leaves_the_plan_without_it():
-    """On a busy machine a plan was 20 times as fast, one of its two numerics was not shown to gain, and all went."""
-    plan, part, clock = change(threads=2, channels_last=True, num_workers=2), change(threads=2, num_workers=2), Clock()
-
-    def rate(it):  # what channels_last gains swings from group to group
-        swing = 1.3 ** (-1) ** round(clock() / 4) if it["channels_last"] else 1.0
-        return multiply(num_workers=1.2, threads=5.0)(it) * swing
-
-    picked = set()
-    for budget_s in range(30, 80, 3):
-        clock.now_s = 0.0
-        session, proof, picks, _ = search([plan], rate, seconds=1.0, clock=clock, budget_s=float(budget_s))
-        picked.add((proof.is_earned, picks.recommended.trial.plan))
-        assert picks.recommended.trial.plan in {row.plan for row in session.rows} - {plan}
-    assert (False, part) in picked
-
-
-def test_a_budget_that_ends_before_less_of_the_winner_is_proven_leaves_the_winner_that_is():
-    """Beside other work it was 24 times as fast (7.9 to 73), what was left of it swung, and all went."""
-    winner, less, clock = change(num_workers=2, worker_threads=2), change(num_workers=2), Clock()
-
-    def rate(plan):
-        swing = 3.0 ** (-1) ** round(clock() / 4) if plan == less else 1.0
-        return multiply(num_workers=6.0)(plan) * swing
-
-    picked = set()
-    for budget_s in range(20, 60, 2):
-        clock.now_s = 0.0
-        session, proof, picks, _ = search([winner], rate, seconds=1.0, clock=clock, budget_s=float(budget_s))
-        picked.add((session.is_budget_spent, proof.is_earned, picks.recommended.trial.plan))
-    assert {plan for *_, plan in picked} <= {winner, less}
-    assert (True, True, winner) in picked
-
-
 def test_the_only_change_of_the_recommended_plan_is_worth_what_that_plan_is():
     """A demo proved 1.12 × (1.05 to 1.20), and beside its one change stood what the winner, with two, gained by it."""
     plan = change(threads=2, channels_last=True)
@@ -457,21 +275,6 @@ def test_the_only_change_of_the_recommended_plan_is_worth_what_that_plan_is():
     assert (proof.best, kept.names) == (change(threads=2), ("threads",))
     assert kept.gain == proof.gain
     assert proof.gain.verdict == "faster"
-
-
-def test_a_budget_that_ends_early_leaves_a_proven_part_without_what_showed_no_gain():
-    """A demonstration kept a change that cost 8 % (−24 to +12), though the plan without it was proven."""
-    part = change(threads=2, num_workers=2)
-    plan = part.replace(retain_freed_memory=True, worker_threads=2)
-
-    def rate(it, group):  # what one of them gains swings; the part was slow by chance until its turns counted
-        luck = 0.5 if it == part and group <= N_RACE else 1.0
-        swing = 1.2 ** (-1) ** group if it["retain_freed_memory"] and group else 1.0
-        return multiply(threads=5.0, num_workers=1.3, worker_threads=0.92)(it) * swing * luck
-
-    ends = [feed([plan, part], rate, n_groups=n)[0] for n in range(N_RACE + LOOKS[0] + 1, 14)]
-    assert not any(proof.is_earned for proof in ends)
-    assert {(proof.winner, proof.best, proof.is_proven) for proof in ends} == {(plan, part, True)}
 
 
 def test_what_is_left_without_several_open_changes_takes_turns_with_the_users_own_while_these_are_open():

@@ -161,9 +161,9 @@ class Proof:
     def _race(self) -> Steps:
         plans = [*self._rivals, *([self.base] if self.base is not None else [])]
         if self.base is not None and self._rivals:
-            needed = [self._rivals[0], *self._list_held(self._rivals[0], self.base)]
-            if not self._has_room(N_RACE * plans + LOOKS[0] * needed):
-                self.best = self._rivals[0]
+            first = self._rivals[0]
+            if not self._has_room(N_RACE * plans + LOOKS[0] * self._list_least(first, self.base)):
+                self.best = first
                 return
         arms = yield from self._meet(plans, N_RACE, "the finalists take turns")
         rivals = self._rank([plan for plan in self._rivals if plan in arms])
@@ -216,15 +216,19 @@ class Proof:
         self._parts = held[1:]
         asked = [winner, *held, *list(found.values())[:MAX_WITHOUT]]
         if not self._has_room(LOOKS[0] * asked):
-            first = [winner, *held] if self._can_earn(winner, base, found, held) else held
+            least = self._list_least(winner, base)
+            ways = (list(dict.fromkeys([*least, *held])), least)
+            otherwise = held if 1 < len(held) < len(least) else least
+            first = next((plans for plans in ways if self._has_room(LOOKS[0] * plans)), otherwise)
+            if first is held:  # the part: it has to have run as a whole, and the budget may end with the last group
+                yield from self._runs_whole(held[1])
             yield from self._meet(first, LOOKS[0], "the fastest plan against the settings as they were")
         yield from self._look_at(found, winner, base, held)
 
-    def _can_earn(self, winner: Plan, base: Plan, found: Mapping[tuple[str, ...], Plan], held: Sequence[Plan]) -> bool:
-        """Whether the budget holds what it takes to recommend the winner with all that it alters of learning."""
-        altering = [found[names] for names in _list_altering(base, winner) if names in found]
-        more = [part for part in altering if part not in held]
-        return not more or self._has_room(LOOKS[0] * [winner, *held] + N_EARN * [winner, *more])
+    def _list_least(self, winner: Plan, base: Plan) -> list[Plan]:
+        """List what has to meet before the winner can be recommended with all that it alters of learning."""
+        parts = self._take_parts(winner, base)
+        return [winner, base, *[parts[names] for names in _list_altering(base, winner) if names in parts]]
 
     def _look_at(self, found: Mapping[tuple[str, ...], Plan], winner: Plan, base: Plan, held: Sequence[Plan]) -> Steps:
         """Have the winner take turns with itself less each change, and with ``held`` until these are told."""
