@@ -22,28 +22,28 @@ def say_gain(comparison: Mapping[str, Any], what: str, base: str) -> str:
 def say_speedup(gain: Mapping[str, Any], what: str = "") -> str:
     """Say how many times as fast something is, with the interval: ``1.22 × as fast (1.16 to 1.28)``."""
     if gain["ci_pct"] is None:
-        return f"{_format_factor(1 + gain['gain_pct'] / 100)} × {what}".rstrip() + f", {gain['n_groups']} groups"
-    factor, low, high = (_format_factor(1 + pct / 100) for pct in (gain["gain_pct"], *gain["ci_pct"]))
+        return f"{format_factor(1 + gain['gain_pct'] / 100)} × {what}".rstrip() + f", {gain['n_groups']} groups"
+    factor, low, high = (format_factor(1 + pct / 100) for pct in (gain["gain_pct"], *gain["ci_pct"]))
     return f"{factor} × {what} ({low} to {high})" if what else f"{factor} × ({low} to {high})"
 
 
 def format_gain(gain_pct: float) -> str:
     """Format a gain with its sign: ``+22 %``, ``+0.4 %``, ``−3 %``; from twice on as a factor."""
     if 1 + gain_pct / 100 >= MANY:
-        return f"{_format_factor(1 + gain_pct / 100)} ×"
+        return f"{format_factor(1 + gain_pct / 100)} ×"
     size = abs(gain_pct)
     return (
         f"{'−' if gain_pct < 0 else '+'}{size:.0f} %" if size >= 9.95 else f"{'−' if gain_pct < 0 else '+'}{size:.1f} %"
     )
 
 
-def _format_factor(factor: float) -> str:
+def format_factor(factor: float) -> str:
     return f"{factor:.2f}" if factor < 10 else f"{factor:,.0f}"
 
 
 def _say_side(pct: float) -> str:
     if 1 + pct / 100 >= MANY:
-        return f"{_format_factor(1 + pct / 100)} × as fast"
+        return f"{format_factor(1 + pct / 100)} × as fast"
     return f"{abs(pct):.0f} % {'slower' if pct < 0 else 'faster'}"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fulltilt.levers import BATCH, list_changed
 from fulltilt.records import format_gib, format_rate
-from fulltilt.report.gain import MANY, draw_bar, format_gain, say_speedup
+from fulltilt.report.gain import MANY, draw_bar, format_factor, format_gain, say_speedup
 from fulltilt.report.summary import Document, count, format_duration, read_recommended
 from fulltilt.report.table import format_value, read_memory_gib
 from fulltilt.report.turns import find_other, has_stalled, list_settings, read_turns
@@ -164,10 +164,13 @@ def _list_sides(document: Document, other: Mapping[str, Any] | None, name: str) 
     if before and baseline and other and gain:
         after = before * (1 + gain["gain_pct"] / 100)
         ends = [before * (1 + pct / 100) for pct in gain["ci_pct"] or ()]
-        said = "" if name == "pick" or not ends or gain["ci_pct"][1] > TELLING_PCT else f"   {_say_worth(gain)}"
+        said = "" if not ends or gain["ci_pct"][1] > TELLING_PCT else f"   {_say_worth(gain)}"
         scale = max(before, after, min(max(ends, default=after), 1.5 * after))
         yield _draw_side("yours", baseline, before, scale)
-        yield _draw_side(name, other, after, scale, ends) + said
+        bar = _draw_side(name, other, after, scale, ends)
+        if name == "pick":  # the verdict says what it gains
+            said = f"   ░ up to {format_factor(max(ends) / before)} ×" if "░" in bar else ""
+        yield bar + said
         return
     for label, row, rate in (("yours", baseline, before), (name, other, None)):
         if row and row["status"] != "ok":

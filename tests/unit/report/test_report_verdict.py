@@ -176,7 +176,11 @@ def test_both_sides_show_the_speeds_that_were_compared_and_not_those_of_single_r
         assert "9,210 samples/s" in own
         assert f"{rate} samples/s" in other
     assert "+3.0 % (−4 to +11)" in find_lines(build_document(OPEN), "other")[0]
-    assert "12,157 samples/s" in find_lines(build_document(FASTER), "pick")[0]
+    (pick,) = find_lines(build_document(FASTER), "pick")
+    assert "12,157 samples/s" in pick
+    assert pick.endswith("   ░ up to 1.41 ×"), "what the light part of its bar means"
+    (narrow,) = find_lines(build_document(compare(32, 31.9, 32.1)), "pick")
+    assert "░" not in narrow
     assert find_lines(without_turns(), "yours") == ["9,000 samples/s    512 MiB   in one run"]
 
 
