@@ -35,7 +35,7 @@ ROWS = (
     ),
     Row(
         "tuner_peers-cpu",
-        "the same with the batch size freed (64 → 1,024)",
+        "the same with the batch size freed, which changes the recipe",
         "digits, CNN: fulltilt, batch freed, over the user's own",
         2,
         " ×",

@@ -131,7 +131,10 @@ def _describe_apply(document: Document, command: str) -> list[str]:
     if " --apply " not in command:
         return [command]
     is_early = document["search"].get("stopped_by_budget")
-    return [command, "goes on with this search, then writes" if is_early else "reads this search, runs nothing again"]
+    return [
+        command,
+        "(goes on with this search, then writes)" if is_early else "(reads this search, runs nothing again)",
+    ]
 
 
 def is_worth_taking(document: Document) -> bool:
