@@ -133,7 +133,9 @@ def _describe_apply(document: Document, command: str) -> list[str]:
     is_early = document["search"].get("stopped_by_budget")
     return [
         command,
-        "(goes on with this search, then writes)" if is_early else "(reads this search, runs nothing again)",
+        "(goes on with this search, and writes what is proven then)"
+        if is_early
+        else "(reads this search: what ran does not run again)",
     ]
 
 
@@ -167,13 +169,16 @@ def _list_sides(document: Document, other: Mapping[str, Any] | None, name: str) 
     if before and baseline and other and gain:
         after = before * (1 + gain["gain_pct"] / 100)
         ends = [before * (1 + pct / 100) for pct in gain["ci_pct"] or ()]
-        said = "" if not ends or gain["ci_pct"][1] > TELLING_PCT else f"   {_say_worth(gain)}"
-        scale = max(before, after, min(max(ends, default=after), 1.5 * after))
+        most = max(after, *ends)
+        scale = max(before, min(most, 1.5 * after))
         yield _draw_side("yours", baseline, before, scale)
         bar = _draw_side(name, other, after, scale, ends)
         if name == "pick":  # the verdict says what it gains
-            said = f"   ░ up to {format_factor(max(ends) / before)} ×" if "░" in bar else ""
-        yield bar + said
+            is_shown = "░" in bar and most <= scale
+            yield f"{bar}   ░ up to {format_factor(most / before)} ×" if is_shown else bar
+        else:
+            is_shown = bool(ends) and gain["ci_pct"][1] <= TELLING_PCT
+            yield f"{bar}   {_say_worth(gain)}" if is_shown else bar
         return
     for label, row, rate in (("yours", baseline, before), (name, other, None)):
         if row and row["status"] != "ok":

@@ -309,7 +309,7 @@ def test_the_screen_comes_last_and_says_how_to_apply_what_is_proven(search, caps
     last = said.splitlines()[-3:]
     assert last == [
         "apply    fulltilt tune a.yaml --verbose --apply a.yaml",
-        "         (reads this search, runs nothing again)",
+        "         (reads this search: what ran does not run again)",
         "files    runs/report.html, tune.json, trials.csv",
     ]
     assert search(result=FakeResult(document=build_document(OPEN))) == 0

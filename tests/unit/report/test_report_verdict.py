@@ -310,10 +310,13 @@ def test_a_command_is_suggested_only_where_it_can_be_run_as_it_stands():
 def test_how_to_apply_it_is_said_where_there_is_something_to_take():
     taken = (build_document(FASTER), without_own(FAILED))
     kept = (build_document(OPEN), build_document(FASTER, verification=WORSE))
-    again = "(reads this search, runs nothing again)"
+    again = "(reads this search: what ran does not run again)"
     assert [find_lines(document, "apply", apply=APPLY) for document in taken] == [[APPLY, again]] * 2
     early = build_document(FASTER, search={"stopped_by_budget": True})
-    assert find_lines(early, "apply", apply=APPLY) == [APPLY, "(goes on with this search, then writes)"]
+    assert find_lines(early, "apply", apply=APPLY) == [
+        APPLY,
+        "(goes on with this search, and writes what is proven then)",
+    ]
     train = "fulltilt train my_module:workload speed.threads=1"
     assert find_lines(taken[0], "apply", apply=train) == [train]
     assert [find_lines(document, "apply", apply=APPLY) for document in kept] == [[]] * 2

@@ -236,6 +236,21 @@ def test_a_winner_that_fails_beside_its_parts_gives_way_to_the_settings_as_they_
     assert len(groups) == 3 + N_RACE, "there is nothing to prove"
 
 
+def test_where_the_users_own_plan_and_then_the_winner_fail_no_part_that_never_ran_is_left():
+    """The winner, whose row was then a failed one, was looked up among those that ran: KeyError."""
+    winner, n_met = change(num_workers=2, threads=2), itertools.count()
+    rate = multiply(num_workers=1.2, threads=1.3)
+    state = {"own fails": False}
+
+    def fail_late(plan):
+        state["own fails"] |= plan == USER and next(n_met) >= 2
+        return FAILED if state["own fails"] and plan in (USER, winner) else rate(plan)
+
+    _, proof, picks, target = search([winner], rate, in_turns=fail_late)
+    assert len(target.groups) > 2
+    assert (proof.best, picks.recommended.trial.plan, picks.recommended.trial.status) == (USER, USER, "ok")
+
+
 def test_one_other_plan_takes_turns_though_it_looked_far_slower():
     """On a busy machine a single run of the user's own was fast by luck, and no turns were taken at all."""
     other = change(num_workers=2)

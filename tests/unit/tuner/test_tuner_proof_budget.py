@@ -52,6 +52,20 @@ def test_a_budget_in_which_the_winner_cannot_be_earned_goes_to_the_part_of_it_th
     assert clock() <= 130.0
 
 
+def test_a_part_that_does_not_run_as_a_whole_takes_no_turns_in_a_small_budget():
+    altering = {"threads": 2, "channels_last": True, "fused_optimizer": True}
+    whole, part = change(num_workers=2, **altering), change(num_workers=2)
+    rate = multiply(num_workers=1.2, **dict.fromkeys(altering, 1.1))
+    clock = Clock()
+    session, *_, target = search(
+        [whole], lambda plan: FAILED if plan == part else rate(plan), in_turns=rate, seconds=10.0, clock=clock,
+        budget_s=130.0,
+    )  # fmt: skip
+    assert [row.status for row in session.rows if row.plan == part] == ["error"]
+    assert target.groups
+    assert all(part not in group for group in target.groups)
+
+
 @pytest.mark.parametrize("fails", [None, MANY, USER, change(num_workers=1)])
 @pytest.mark.parametrize("budget_s", [25.0, 41.0, *range(45, 180, 9)])
 def test_a_budget_that_ends_anywhere_leaves_picks_that_ran_and_a_claim_only_where_it_is_proven(fails, budget_s):

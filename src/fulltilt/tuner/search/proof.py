@@ -31,7 +31,7 @@ N_SURE = LOOKS[3]  # groups, though the time is over, before a change or a plan 
 OVERTIME = 2.0  # times the limit, where the budget has no end: then not even these
 MAX_WITHOUT = 4  # plans less one change that take turns with the winner at once
 DROP_SHARE = 0.6  # of the time: after it no change is looked at further
-LESS = "the fastest plan without the changes that are not worth it"  # why such a plan is run
+LESS = "the fastest plan without some of its changes"  # why such a plan is run
 
 Steps = Generator[Wish, Any, None]
 Meeting = Generator[Wish, Any, list[Plan]]
@@ -220,8 +220,8 @@ class Proof:
             ways = (list(dict.fromkeys([*least, *held])), least)
             otherwise = held if 1 < len(held) < len(least) else least
             first = next((plans for plans in ways if self._has_room(LOOKS[0] * plans)), otherwise)
-            if first is held:  # the part: it has to have run as a whole, and the budget may end with the last group
-                yield from self._runs_whole(held[1])
+            if first is held and not (yield from self._runs_whole(held[1])):  # later the budget may not hold its run
+                held, first = [base], least
             yield from self._meet(first, LOOKS[0], "the fastest plan against the settings as they were")
         yield from self._look_at(found, winner, base, held)
 
@@ -358,7 +358,9 @@ class Proof:
                 left = [plan for plan in left if plan not in failed]
                 self._fine -= failed
                 self.base = None if self.base in failed else self.base
-                self.best = (self.base or next(iter(left), self.best)) if self.best in failed else self.best
+                if self.best in failed:
+                    ran = [plan for plan in left if plan in self._fine]
+                    self.best = self.base or next(iter(ran), self._space.user_plan)
                 continue
             n_done += 1
             self.evidence.add({row.plan: _read_turns(row) for row in rows})
