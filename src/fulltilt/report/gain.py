@@ -38,6 +38,7 @@ def format_gain(gain_pct: float) -> str:
 
 
 def format_factor(factor: float) -> str:
+    """Format how many times as fast something is: ``1.22``, ``48``, ``1,234``."""
     return f"{factor:.2f}" if factor < 10 else f"{factor:,.0f}"
 
 

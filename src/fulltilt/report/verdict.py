@@ -133,7 +133,7 @@ def _describe_apply(document: Document, command: str) -> list[str]:
     is_early = document["search"].get("stopped_by_budget")
     return [
         command,
-        "(goes on with this search, and writes what is proven then)"
+        "(searches on as far as the budget allows, and writes what is proven then)"
         if is_early
         else "(reads this search: what ran does not run again)",
     ]

@@ -315,7 +315,7 @@ def test_how_to_apply_it_is_said_where_there_is_something_to_take():
     early = build_document(FASTER, search={"stopped_by_budget": True})
     assert find_lines(early, "apply", apply=APPLY) == [
         APPLY,
-        "(goes on with this search, and writes what is proven then)",
+        "(searches on as far as the budget allows, and writes what is proven then)",
     ]
     train = "fulltilt train my_module:workload speed.threads=1"
     assert find_lines(taken[0], "apply", apply=train) == [train]

@@ -47,12 +47,15 @@ def feed(plans, rate, *, seconds=1.0, limit_s=1000.0, n_groups=math.inf):
     numbers = itertools.count(1)
     rows = [make_row(next(numbers), rate(plan, 0), plan=plan) for plan in (*plans, USER)]
     proof = Proof(SPACE, rows, select_finalists(rows, limit_gib=None), limit_s=limit_s)
-    groups, steps, answer = [], proof.run(), None
+    groups, steps, answer, ran = [], proof.run(), None, {row.plan for row in rows}
     try:
         while True:
             wish = steps.send(answer)
             if isinstance(wish, Ask):
-                answer = make_row(next(numbers), rate(wish.plan, 0) or 1.0, plan=wish.plan)
+                assert wish.plan not in ran, "a plan runs as a whole once"
+                ran.add(wish.plan)
+                alone = rate(wish.plan, 0)
+                answer = make_row(next(numbers), alone, plan=wish.plan, status="ok" if alone else "error")
                 continue
             if len(groups) == n_groups:
                 steps.close()

@@ -126,8 +126,8 @@ def test_a_search_has_three_minutes_unless_told_otherwise_and_one_that_runs_all_
     assert (build(budget="6m").is_budget_default, build(quick=True).is_budget_default) == (False, False)
     assert (build(exhaustive=True).budget_s, build(exhaustive=True).is_budget_default) == (None, False)
     assert build(exhaustive=True, budget="1m").budget_s == 60.0
-    assert compute_default_s(elapsed_s=30.0, run_s=6.0) == 180.0
-    assert compute_default_s(elapsed_s=70.0, run_s=60.0) == 70.0 + 24 * 60.0
+    assert compute_default_s(run_s=6.0) == 180.0
+    assert compute_default_s(run_s=60.0) == 25 * 60.0
 
 
 def test_values_named_by_flags_all_run_and_those_of_the_configuration_are_searched():

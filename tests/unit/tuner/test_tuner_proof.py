@@ -308,6 +308,19 @@ def test_what_is_left_without_several_open_changes_takes_turns_with_the_users_ow
     assert proof.is_proven
 
 
+def test_a_part_that_fails_as_a_whole_is_not_asked_for_again():
+    """It was asked for after each group, and the seconds of its run were counted as spent each time."""
+    plan, part = change(threads=2, channels_last=True, fused_optimizer=True), change(threads=2)
+
+    def rate(it, group):
+        swing = 1.2 ** ((-1) ** group * (it["channels_last"] + it["fused_optimizer"])) if group else 1.0
+        return None if it == part and not group else multiply(threads=5.0)(it) * swing
+
+    proof, groups = feed([plan], rate)
+    assert any(part in group for group in groups)
+    assert proof.best != part
+
+
 def test_what_all_fast_plans_share_meets_the_users_own_from_the_first_group_that_counts():
     """Two changes won both of their groups by 20 % through luck; the part with them was not proven in the end."""
     whole, less = change(threads=2, channels_last=True, num_workers=2), change(threads=2, channels_last=True)

@@ -1,7 +1,7 @@
 """Prove the best plan by turns: race the finalists, take back what is not worth it, hold the rest against the user's.
 
 race    the finalists and the user's own plan; not where all are one of them less a change, as that is the next step,
-        and not where the budget holds no more than the next step
+        and not where the budget holds no more than what a recommendation takes
 earn    the winner against itself without each of its changes; what does not earn its place goes
 prove   what is left against the user's own plan, until that is decided or the time is over
 """
@@ -87,6 +87,7 @@ class Proof:
         self._turn_s = {row.plan: estimate_turn_s(row) for row in rows if row.status == "ok"}
         fine = find_recommendable([row for row in rows if row.status == "ok"], space.memory_gib)
         self._fine = {row.plan for row in fine}
+        self._ran = {row.plan for row in rows}
         self._rates = {row.plan: read_rate(row) for row in fine}
         has_run = any(row.plan == space.user_plan and row.status == "ok" for row in rows)
         self.base = space.user_plan if has_run else None
@@ -368,8 +369,9 @@ class Proof:
 
     def _runs_whole(self, plan: Plan) -> Generator[Wish, Any, bool]:
         """Run a plan as a whole unless it was; return whether it may be recommended."""
-        if plan not in self._fine:
+        if plan not in self._ran:
             row: Trial = yield Ask(plan=plan, why=LESS)
+            self._ran.add(plan)
             self._spent_s += row.seconds
             limit_gib, memory_gib = self._space.memory_gib, row.device_memory_peak_gib
             if row.status == "ok" and (limit_gib is None or memory_gib is None or memory_gib <= limit_gib):

@@ -129,7 +129,7 @@ def run_strategy(search: Search) -> None:
 def _allot_time(search: Search, run_s: float) -> None:
     """Hold the search to the default budget, now that it is known how long a run takes."""
     session = search.session
-    budget_s = compute_default_s(session.elapsed_s, run_s)
+    budget_s = compute_default_s(run_s)
     session.budget_s = compute_search_s(budget_s)
     search.target.end_s = time.monotonic() + session.left_s
     if budget_s > DEFAULT_BUDGET_S:

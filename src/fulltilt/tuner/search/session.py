@@ -109,7 +109,7 @@ class Session:
 
     @property
     def n_plans(self) -> int:
-        """Plans that have run as a whole."""
+        """How many plans have run to the end as a whole."""
         return len({row.plan for row in self.rows if row.status == "ok"})
 
     @property
