@@ -240,7 +240,7 @@ def list_changes(document: Document) -> list[str]:
         text = ", ".join(f"{name}: {_say_setting(own.get(name))} → {_say_setting(plan[name])}" for name in names)
         text += _say_kinds(names, other)
         gain = worth.get(names[0])
-        lines.append(f"{text:<{WORTH}}{_say_worth(gain)}" if gain else text)
+        lines.append(f"{text:<{WORTH - 1}} {_say_worth(gain)}" if gain else text)
     if (more := len(lines) - N_CHANGES) > 1:
         lines = [*lines[:N_CHANGES], f"and {count(more, 'more setting')}, in the report"]
     idle = [

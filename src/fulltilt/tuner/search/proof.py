@@ -278,9 +278,11 @@ class Proof:
         return [] if is_over else [base, *left]
 
     def _secure(self) -> Steps:
-        """Run a part of the winner that is proven as a whole while the winner is not: the budget may end soon."""
-        for part in [] if self.is_proven else self._list_proven_parts()[:1]:
-            yield from self._runs_whole(part)
+        """Run the fastest proven part as a whole where the winner is not proven, or slower: the budget may end soon."""
+        for part in self._list_proven_parts():
+            if not self.is_proven or self.evidence.compare(part, self.winner).verdict == "slower":
+                yield from self._runs_whole(part)
+                return
 
     def _list_proven_parts(self) -> list[Plan]:
         """List the parts of the winner that are proven and hold nothing unproven, the fastest first."""
