@@ -56,7 +56,7 @@ def main() -> int:
         compare_trainings(tuned, n_epochs=count_epochs(found["savings"]))
     verdict = describe_verdict(found)
     console.print(f"\n{verdict}", style="bold", markup=False)
-    console.print(f"report: {OUT / 'tune' / 'report.html'}\nsettings: {tuned}")
+    console.print(f"report: {OUT / 'tune' / 'report.html'}\nsettings: {tuned}", soft_wrap=True)
     return 0
 
 
