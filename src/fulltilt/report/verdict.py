@@ -1,6 +1,7 @@
 """Say what came of a search: one sentence, and the screen that ends ``fulltilt tune``."""
 
 import math
+import re
 import statistics
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -215,6 +216,7 @@ def describe_origins(
         return []
     by_origin: dict[str, list[str]] = {}
     for name, origin in origins.items():
+        origin = re.sub(r"(^|\()[^()]*/(?=[^/]+:\d)", r"\1", origin)  # of a file and line, its name is enough
         by_origin.setdefault(origin, []).append(values[name] or name)
     said = "; ".join(f"{', '.join(parts)} ({origin})" for origin, parts in by_origin.items())
     said = said.replace(f"({DEFAULT})", f"({DEFAULT}s)") if len(by_origin[DEFAULT]) > 1 else said

@@ -334,6 +334,9 @@ def test_what_was_assumed_of_the_users_settings_is_said_with_where_it_came_from(
     assert said == "batch_size 32, SGD, learning rate 0.1 (fulltilt's defaults)"
     assert remedy.endswith("tune(…, settings={'data.batch_size': …, 'optim.optimizer': …, 'optim.lr': …})")
     assert describe_origins(workload | {"taken_from": dict.fromkeys(mixed, "a.yaml")}, plan) == []
+    places = mixed | {"batch_size": "/a/long path/to/a.yaml:12", "learning_rate": "alias lr (/a/b/a.yaml:17)"}
+    said, _ = describe_origins(workload | {"taken_from": places | {"optimizer": default}}, plan)
+    assert said == f"batch_size 32 (a.yaml:12); SGD ({default}); learning rate 0.1 (alias lr (a.yaml:17))"
 
 
 NOISY_EPOCH = {"estimate": 0.19, "ci95": [0.00037, 101.0]}
