@@ -20,6 +20,7 @@ from fulltilt.infer.manifest import InputSpec, Policy
 from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.serve import serving
 from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
+from fulltilt.infer.serve.figures import MOST_RECENT, Figures
 from fulltilt.infer.serve.service import GONE, Service, Settings
 from fulltilt.records import dumps
 
@@ -425,6 +426,21 @@ def test_metrics_tell_of_requests_batches_and_where_answers_came_from():
     assert lines["fulltilt_infer_batch_samples_sum"] == "2.0"
     assert lines["fulltilt_infer_response_seconds_count"] == "2.0"
     assert lines["fulltilt_infer_waiting_samples"] == "0.0"
+
+
+def test_the_last_requests_are_kept_as_numbers_and_not_as_objects_that_are_searched_for_garbage():
+    figures, kept = Figures(), MOST_RECENT + 10
+    for status in (200, 429):
+        figures.note_request(status, 0.001)
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(kept - 2):
+        figures.note_request(200, 0.002)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
+    requests = figures.list_requests()
+    assert len(requests) == MOST_RECENT
+    assert {(request.status, request.response_s) for request in requests} == {(200, 0.002)}, "the oldest are gone"
 
 
 def test_each_replica_has_answered_its_shortest_and_longest_before_it_serves():

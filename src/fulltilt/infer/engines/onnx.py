@@ -62,14 +62,14 @@ class OnnxRunner(Runner):
         self._file, self._names, self._n_threads = file, names, n_threads
         self._session = self._open()
 
-    def _open(self, *, profile_prefix: str | None = None) -> Any:
+    def _open(self, *, profile_prefix: str = "") -> Any:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = self._n_threads, 1
         options.log_severity_level = 3
-        if profile_prefix:
-            options.enable_profiling, options.profile_file_prefix = True, profile_prefix
+        options.add_session_config_entry("session.intra_op.spin_duration_us", "20")  # then requests have the cores
+        options.enable_profiling, options.profile_file_prefix = bool(profile_prefix), profile_prefix
         return onnxruntime.InferenceSession(str(self._file), options, providers=["CPUExecutionProvider"])
 
     def __call__(self, inputs: Sample) -> Sample:
@@ -85,5 +85,5 @@ class OnnxRunner(Runner):
 
 
 def load(folder: Path, manifest: Manifest) -> OnnxRunner:
-    names = [spec.name for spec in manifest.inputs]
-    return OnnxRunner(folder / FILE, names, manifest.plan["threads"] or count_usable_cores())
+    n_threads = manifest.plan["threads"] or count_usable_cores()
+    return OnnxRunner(folder / FILE, [spec.name for spec in manifest.inputs], n_threads)

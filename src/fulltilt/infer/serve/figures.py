@@ -1,10 +1,10 @@
 """Count what a service does: metrics for Prometheus, and the last minute of it for the page."""
 
-import collections
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SOURCES = ("model", "shared", "memory", "disk")
@@ -19,7 +19,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 class Request(NamedTuple):
     end_s: float
     response_s: float
-    status: int
+    status: float
 
 
 class Figures:
@@ -27,7 +27,8 @@ class Figures:
 
     def __init__(self) -> None:
         self.began_s = time.monotonic()
-        self._requests: collections.deque[Request] = collections.deque(maxlen=MOST_RECENT)
+        self._requests = np.full((MOST_RECENT, len(Request._fields)), -np.inf)  # objects would be searched for garbage
+        self._n_requests = 0
         self.sources: dict[str, int] = dict.fromkeys(SOURCES, 0)
         self.model_s_per_sample = 0.0  # smoothed, for Retry-After
         self.registry = to = CollectorRegistry()
@@ -35,9 +36,7 @@ class Figures:
         self._response_s = Histogram(
             "fulltilt_infer_response_seconds", "From request to answer", buckets=SECONDS, registry=to
         )
-        self._model_s = Histogram(
-            "fulltilt_infer_model_seconds", "The model's part of a batch", buckets=SECONDS, registry=to
-        )
+        self._model_s = Histogram("fulltilt_infer_model_seconds", "Calls of the model", buckets=SECONDS, registry=to)
         self._batch = Histogram("fulltilt_infer_batch_samples", "Samples", buckets=BATCHES, registry=to)
         self._source = Counter("fulltilt_infer_answers", "Samples answered", ["source"], registry=to)
 
@@ -49,7 +48,8 @@ class Figures:
         self._status.labels(status).inc()
         if status == 200:
             self._response_s.observe(response_s)
-        self._requests.append(Request(time.monotonic(), response_s, status))
+        self._requests[self._n_requests % MOST_RECENT] = time.monotonic(), response_s, status
+        self._n_requests += 1
 
     def note_source(self, source: str) -> None:
         self._source.labels(source).inc()
@@ -64,4 +64,4 @@ class Figures:
     def list_requests(self) -> list[Request]:
         """Return the requests that ended in the last minute."""
         since_s = time.monotonic() - RECENT_S
-        return [request for request in self._requests.copy() if request.end_s >= since_s]
+        return [Request(*row) for row in self._requests[self._requests[:, 0] >= since_s].tolist()]
