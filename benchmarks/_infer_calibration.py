@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
+import functools
+from collections.abc import Callable
 from http.client import HTTPException
 from urllib.request import urlopen
 
@@ -17,9 +18,10 @@ from fulltilt.infer.search.policies import Goal
 from fulltilt.infer.search.result import Candidate
 from fulltilt.infer.search.simulate import Arrivals, Service, compute_quantile_s, simulate_responses_s
 
-CALIBRATION_S = 4.0  # of each of two loads
-SELDOM = 0.2  # of the load, at which few requests meet
-N_FITS, FITTED = 12, 0.75  # that quantile: queues hardly show below it, and above it other work of the machine does
+CALIBRATION_S = 6.0  # of each of two loads
+SELDOM, OFTEN = 0.15, 0.65  # of what is answered with requests waiting: few requests meet, and many do
+N_ROUNDS, N_HALVINGS = 3, 10
+FITTED = 0.85  # that quantile of responses: queues show in it, and other work of the machine hardly
 
 
 def cut(arrivals: Arrivals, n: int) -> Arrivals:
@@ -27,12 +29,15 @@ def cut(arrivals: Arrivals, n: int) -> Arrivals:
     return Arrivals(unit_s=arrivals.unit_s[:n], lengths=arrivals.lengths[:n])
 
 
-def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests_per_s: float) -> Service:
+def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, served_per_s: float) -> Service:
     """Measure in the server what the surface does not know, at two loads by the same arrivals that are simulated.
 
-    The model's calls take longer beside the work on requests, which has the same cores and the interpreter's lock: at
-    ``requests_per_s`` the server tells how long. Where few requests meet, the rest of a response is what it takes
-    beside the model. How much of that a sample keeps from others shows in the queue at ``requests_per_s``.
+    A call takes longer than where it follows another on an idle machine: the server tells how long. Where few requests
+    meet, the rest of a response is what it takes beside the model. How much of that a sample keeps from others shows in
+    the queue where many meet.
+
+    Args:
+        served_per_s: Requests that are answered where some always wait.
 
     Raises:
         FulltiltError: the server is gone, or its model was never called.
@@ -40,36 +45,57 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, requests
     assert row.surface is not None
     assert row.policy is not None
     policy, plain = row.policy, row.surface.build_service()
-    if SELDOM * requests_per_s * CALIBRATION_S < 1:
+    seldom_per_s, often_per_s = SELDOM * served_per_s, OFTEN * served_per_s
+    if seldom_per_s * CALIBRATION_S < 1:
         return plain  # requests come so seldom that the loads might have none
 
     def load(rate: float) -> tuple[NDArray[np.float64], Arrivals]:
         response_s = load_server(url, goal, rate, seconds=CALIBRATION_S).select().response_s
         return np.sort(np.minimum(response_s, CALIBRATION_S)), cut(arrivals, len(response_s))
 
+    seldom_s, seldom = load(seldom_per_s)
     before = read_calls(url)
-    often_s, often = load(requests_per_s)
-    seconds, n_calls, n_samples = read_calls(url) - before
+    often_s, often = load(often_per_s)
+    told_s, n_calls, n_samples = read_calls(url) - before
     if not n_calls:
         raise FulltiltError("no request reached the model of the server")
-    lengths = [length for request in often.lengths for length in request]
-    scale = seconds / n_calls / plain.estimate_s(round(n_samples / n_calls), round(statistics.fmean(lengths)))
-    scaled = dataclasses.replace(plain, estimate_s=lambda batch, length: scale * plain.estimate_s(batch, length))
-    seldom_s, seldom = load(SELDOM * requests_per_s)
 
-    def build(sample_s: float) -> Service:
-        bare = dataclasses.replace(scaled, sample_s=sample_s)
-        alone_s = np.sort(simulate_responses_s(seldom, SELDOM * requests_per_s, policy, bare))
+    def build(call_s: float, sample_s: float) -> Service:
+        estimate_s = functools.cache(lambda batch, length: call_s + plain.estimate_s(batch, length))
+        bare = Service(estimate_s=estimate_s, sample_s=sample_s)
+        alone_s = np.sort(simulate_responses_s(seldom, seldom_per_s, policy, bare))
         beside_s = np.maximum(seldom_s[: len(alone_s)] - alone_s, 0.0)
         return dataclasses.replace(bare, request_s=beside_s.tolist() or [0.0])
 
-    low_s, high_s = 0.0, 2 / (requests_per_s * goal.samples_per_request)
-    for _ in range(N_FITS):
-        middle_s = (low_s + high_s) / 2
-        responses_s = simulate_responses_s(often, requests_per_s, policy, build(middle_s))
-        is_less = compute_quantile_s(responses_s, FITTED) < np.quantile(often_s, FITTED)
-        low_s, high_s = (middle_s, high_s) if is_less else (low_s, middle_s)
-    return build(low_s)
+    def simulate(service: Service) -> tuple[float, float]:
+        """Simulate the load at which many meet → seconds of calls for each sample, and the fitted quantile."""
+        calls: list[tuple[float, int]] = []
+
+        def estimate_s(batch: int, length: int) -> float:
+            calls.append((service.estimate_s(batch, length), batch))
+            return calls[-1][0]
+
+        counted = dataclasses.replace(service, estimate_s=estimate_s)
+        responses_s = simulate_responses_s(often, often_per_s, policy, counted)
+        return np.divide(*np.sum(calls, axis=0)), compute_quantile_s(responses_s, FITTED)
+
+    call_s = sample_s = 0.0
+    often_fitted_s = float(np.quantile(often_s, FITTED))
+    for _ in range(N_ROUNDS):
+        by_call = functools.partial(build, sample_s=sample_s)
+        call_s = find(2 * told_s / n_calls, lambda s, at=by_call: simulate(at(s))[0] < told_s / n_samples)
+        by_sample = functools.partial(build, call_s)
+        sample_s = find(1 / often_per_s, lambda s, at=by_sample: simulate(at(s))[1] < often_fitted_s)
+    return build(call_s, sample_s)
+
+
+def find(most: float, is_less: Callable[[float], bool]) -> float:
+    """Find the number up to ``most`` at which ``is_less`` ends, by halving."""
+    low, high = 0.0, most
+    for _ in range(N_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_less(middle) else (low, middle)
+    return low
 
 
 def read_calls(url: str) -> NDArray[np.float64]:

@@ -29,7 +29,6 @@ DEVICES = ("cpu",)
 SHARES = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8)  # of the most requests/s whose simulated p99 is below the limit
 LIMIT_S = 0.1
 SERVED_S, LOAD_S, N_LOADS = 5.0, 15.0, 3
-CALIBRATED = 0.35  # of what is answered with requests waiting: the load at which the simulation is fitted
 N_REQUESTS, N_SIMULATED = 40_000, 5_000
 LENIENT = ("inference.min_sqnr_db=20", "targets.samples_per_request=1")
 WORKLOADS = {
@@ -68,7 +67,7 @@ def _compare(name: str, words: tuple[str, ...], out: Path, context: Context) -> 
     arrivals, found = draw_arrivals(result.lengths, goal.samples_per_request, n=N_REQUESTS), []
     with serve(Path(result.artefact), out / "serve.log") as url:
         served = load_server(url, goal, None, seconds=SERVED_S).build_outcome().answered_per_s
-        service = calibrate(url, row, goal, arrivals, CALIBRATED * served)
+        service = calibrate(url, row, goal, arrivals, served)
         asked = dataclasses.replace(goal, quantile=0.99, limit_s=LIMIT_S)
         capacity = estimate_capacity(cut(arrivals, N_SIMULATED), row.policy, service, asked, served)
         assert capacity > 0, f"{name} keeps {1000 * LIMIT_S:g} ms at no load"

@@ -31,7 +31,7 @@ def test_two_loads_of_a_server_tell_what_the_surface_does_not_know(monkeypatch):
     monkeypatch.setattr(calibration, "CALIBRATION_S", 20.0)
     monkeypatch.setattr(calibration, "load_server", load)
     monkeypatch.setattr(calibration, "read_calls", lambda url: calls.pop(0))
-    found = calibration.calibrate("", ROW, Goal(), arrivals, 20.0)
+    found = calibration.calibrate("", ROW, Goal(), arrivals, 40.0)
     plain = ROW.surface.build_service()
     errors = []
     for rate in (8, 14, 20, 28, 32):
@@ -46,15 +46,15 @@ def test_two_loads_of_a_server_tell_what_the_surface_does_not_know(monkeypatch):
 def test_a_load_of_few_requests_is_not_calibrated_and_a_server_that_is_gone_is_told(monkeypatch):
     arrivals = draw_arrivals((1,), 1)
     assert calibration.calibrate("", ROW, Goal(), arrivals, 1.0).request_s == (0.0,), (
-        "one in 5 s: there may be none in 4 s"
+        "one in 7 s: there may be none in 6 s"
     )
+    answers = SimpleNamespace(select=lambda: SimpleNamespace(response_s=np.array([math.inf])))
+    monkeypatch.setattr(calibration, "load_server", lambda *_, **__: answers)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     with pytest.raises(FulltiltError, match=r"the server was gone under load \(.*refused"):
         calibration.calibrate(url, ROW, Goal(), arrivals, 20.0)
     calls = np.array([1.0, 9.0, 9.0])
     monkeypatch.setattr(calibration, "read_calls", lambda url: calls)
-    answers = SimpleNamespace(select=lambda: SimpleNamespace(response_s=np.array([math.inf])))
-    monkeypatch.setattr(calibration, "load_server", lambda *_, **__: answers)
     with pytest.raises(FulltiltError, match="no request reached the model"):
         calibration.calibrate(url, ROW, Goal(), arrivals, 20.0)
