@@ -89,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
     artefacts = [] if built is None else [built]
     artefacts += [open_artefact(folder, n_threads=args.threads) for _ in range(args.replicas - len(artefacts))]
     with contextlib.closing(Service(artefacts, settings, say=say, is_warmed_up=True)) as service:
-        serve(service, **listening, on_start=tell_start)
-    console.print("stopped; everything that was accepted was answered")
+        n_late = serve(service, **listening, on_start=tell_start)
+    told = f"{n_late} requests had no answer in time" if n_late else "everything that was accepted was answered"
+    console.print(f"stopped; {told}")
     return 0
 
 

@@ -43,4 +43,6 @@ def _print_result(result: dict[str, Any], *, to_stderr: bool) -> None:
     if result["admitted"]:
         console.print(f"· admitted for what is here ({result['admitted'].partition(';')[0]})")
     if not passed:
-        console.print("· eager fp32 answers in its place wherever it does not open; build it anew to have it back")
+        console.print(
+            "· where weights and samples are whole, eager fp32 answers in its place; build it anew to have it back"
+        )

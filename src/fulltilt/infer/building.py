@@ -67,10 +67,10 @@ def judge_candidate(model: InferenceModel, folder: Path) -> tuple[Manifest, list
 
 def measure_accuracy(model: InferenceModel, artefact: Artefact) -> Accuracy:
     """Answer real samples of all lengths, the shortest and the longest alone, by both, and compare."""
-    numbers = range(len(model.samples))
-    order = sorted(numbers, key=lambda i: read_length(model.samples[i], model.inputs))
+    order = sorted(range(len(model.samples)), key=lambda i: read_length(model.samples[i], model.inputs))
+    rest = sorted(order[1:-1])
     begin_s, chosen, reference, here = time.perf_counter(), list[int](), list[Sample](), list[Sample]()
-    for group in (order[:1], order[-1:], *(numbers[i : i + BATCH] for i in numbers[::BATCH])):
+    for group in filter(None, (order[:1], order[1:][-1:], *(rest[i : i + BATCH] for i in range(0, len(rest), BATCH)))):
         samples = [model.samples[n] for n in group]
         torch.set_float32_matmul_precision("highest")  # a candidate of TF32 sets it for all of the process
         reference += model.answer(samples)
@@ -79,7 +79,7 @@ def measure_accuracy(model: InferenceModel, artefact: Artefact) -> Accuracy:
         if len(chosen) >= MIN_JUDGED and time.perf_counter() - begin_s > REFERENCE_S:
             break
     sqnr_db, largest = compare_outputs(reference, here)
-    found = Accuracy(sqnr_db=sqnr_db, max_abs_error=largest, n_samples=len(set(chosen)))
+    found = Accuracy(sqnr_db=sqnr_db, max_abs_error=largest, n_samples=len(chosen))
     metrics = model.workload.metrics
     targets = [tree_map_only(Tensor, lambda tensor: tensor.cpu(), model.targets[i]) for i in chosen if metrics]
     drops = []

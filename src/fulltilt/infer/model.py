@@ -27,7 +27,7 @@ from fulltilt.engine.checkpoints.export import find_evaluated, read_weights
 from fulltilt.engine.step.rng import seed_everything
 from fulltilt.errors import DataError, FulltiltError
 from fulltilt.infer.gates.accuracy import compare_outputs
-from fulltilt.infer.joining import Sample, join_samples, read_length, split_outputs
+from fulltilt.infer.joining import MIN_LENGTH, Sample, join_samples, read_length, split_outputs
 from fulltilt.infer.manifest import InputSpec
 from fulltilt.levers import Facts
 from fulltilt.measure.nested import SEQUENCES
@@ -336,6 +336,9 @@ def _find_dependence(
         return (False,) * len(run_module(flat, join_samples(group[-1:], specs), device)), None
     alone = [run_module(flat, join_samples([sample], specs), device) for sample in group]
     vary = tuple(a.ndim > 1 and a.shape[1] != b.shape[1] for a, b in zip(*alone[-2:], strict=True))
+    for outputs, length in zip(alone[-2:], lengths[-2:], strict=True):
+        if any(out.shape[1] != max(MIN_LENGTH, length) for out in itertools.compress(outputs, vary)):
+            return (False,) * len(vary), "an output has another length than its sample"
     alone = [split_outputs(outputs, [length], vary)[0] for outputs, length in zip(alone, lengths, strict=True)]
     together = split_outputs(run_module(flat, join_samples(group, specs), device), lengths, vary)
     sqnr_db, _ = compare_outputs(alone, together)

@@ -1,8 +1,10 @@
 """Which samples share a batch, and what a failure takes with it: decisions, without a model."""
 
 import math
+import weakref
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,3 +106,22 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_what_is_about_memory_is_known_by_class_and_words(error, is_memory):
     assert is_memory_error(error) is is_memory
+
+
+def test_what_a_failed_call_held_is_free_before_the_halves_are_answered():
+    held, sizes = weakref.WeakSet(), []
+
+    class Memory:
+        pass
+
+    def answer(samples):
+        sizes.append(len(samples))
+        memory = [Memory() for _ in samples]
+        held.update(memory)
+        if len(held) > 4:
+            raise MemoryError("no room")
+        return [(np.zeros(1),) for _ in samples]
+
+    results = answer_each([build_sample(n) for n in range(8)], answer, lambda n: None)
+    assert sizes == [8, 4, 4]
+    assert not any(isinstance(result, AnswerError) for result in results)

@@ -100,6 +100,22 @@ def test_the_file_stays_within_its_size_and_the_oldest_go(tmp_path):
     assert (tmp_path / FILE).stat().st_size < 2 << 20
 
 
+def test_where_few_answers_fit_only_as_many_go_as_have_to_and_one_that_is_too_large_is_not_kept(tmp_path):
+    for n in range(20):
+        disk = Disk(tmp_path, most_bytes=1 << 20, say=pytest.fail)
+        disk.write(str(n).encode(), bytes(60_000), 1e12)
+        disk.close()
+    disk = Disk(tmp_path, most_bytes=1 << 20, say=pytest.fail)
+    disk.write(b"large", bytes(2 << 20), 1e12)
+    disk.close()
+    disk = Disk(tmp_path, most_bytes=1 << 20, say=pytest.fail)
+    kept = [n for n in range(20) if disk.read(str(n).encode(), 0.0)]
+    assert disk.read(b"large", 0.0) is None
+    disk.close()
+    assert kept == list(range(20 - len(kept), 20))
+    assert len(kept) >= 14
+
+
 def damage_cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 

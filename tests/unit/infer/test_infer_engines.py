@@ -89,7 +89,7 @@ def test_threads_of_onnx_runtime_that_wait_for_a_call_leave_the_cores_to_others(
         began_s = time.process_time()
         time.sleep(0.02)
         waited_s.append(time.process_time() - began_s)
-    assert np.mean(waited_s) < 0.002, "three threads that spin take 0.02 s each, or what other work leaves them of it"
+    assert np.median(waited_s) < 0.002, "three threads that spin take 0.02 s each, or what other work leaves them of it"
 
 
 @pytest.mark.slow
@@ -160,7 +160,8 @@ def test_the_reference_of_a_tf32_candidate_is_answered_in_fp32(model, tmp_path, 
         lambda self, samples: (seen.append(torch.get_float32_matmul_precision()), answer(self, samples))[1],
     )
     runner = TorchRunner(model.module, model.device, tf32)
-    measure_accuracy(model, Artefact(tmp_path, tf32, runner))
+    accuracy = measure_accuracy(model, Artefact(tmp_path, tf32, runner))
+    assert accuracy.n_samples * accuracy.metric_fp32 == pytest.approx(round(accuracy.n_samples * accuracy.metric_fp32))
     assert len(seen) > 2
     assert set(seen) == {"highest"}
     torch.set_float32_matmul_precision("highest")

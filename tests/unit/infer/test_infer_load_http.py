@@ -14,7 +14,7 @@ from fulltilt.cli import _infer_load
 from fulltilt.cli._infer_load import _fetch_manifest, _read_promise
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.infer.load.arrivals import plan_arrivals
-from fulltilt.infer.load.http import HttpLoad, build_bodies, build_prompts, fetch
+from fulltilt.infer.load.http import HttpLoad, build_bodies, build_prompts, build_request, fetch
 from fulltilt.infer.load.outcome import N_COLUMNS, LoadPlan, Responses
 from fulltilt.infer.load.sender import MAX_TOLD, Sender
 
@@ -249,3 +249,8 @@ def test_a_promise_that_is_none_of_ours_is_none():
 def test_a_load_of_nothing_says_so():
     with StandIn() as server, pytest.raises(FulltiltError, match=r"no request to .* ended"):
         HttpLoad(LoadPlan(url=server.url, requests_per_s=1.0), BODIES).build_outcome()
+
+
+def test_a_load_asks_the_path_and_the_query_that_were_given():
+    (text,) = build_request(LoadPlan(url="http://here/v1/x?model=a", requests_per_s=1.0), ["{}"], None)["requests"]
+    assert text.startswith("POST /v1/x?model=a HTTP/1.1\r\n")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tests.unit.infer.small_encoder import Texts
+from tests.unit.infer.small_encoder import Texts, collate
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -69,6 +69,7 @@ by_name = own(Named, collate=pair_up)
 noisy = own(lambda: nn.Linear(4, 2), prepare=lambda batch, draws: (batch[0] + torch.rand(4, generator=draws), batch[1]))
 other_pad = own(embed, dataset=Texts, collate=end_with_end)
 in_front = own(embed, dataset=Texts, collate=pad_in_front)
+longer = own(lambda: Lambda(lambda x: torch.cat([x[:, :1], x], 1).float()), dataset=Texts, collate=collate)
 nested = own(Named, collate=lambda samples: (([torch.zeros(1)], torch.zeros(1)), torch.zeros(1)))
 broken = own(lambda: nn.Sequential(nn.Linear(4, 2), nn.Hardtanh(float("nan"), float("nan"))))
 no_collate = own(embed, dataset=Texts)
@@ -111,6 +112,7 @@ def test_samples_that_are_longer_than_is_answered_are_left_out():
     [
         ("tests.unit.infer.small_encoder:unmasked", "padding changes the model's answers"),
         (f"{__name__}:noisy", "another way than by padding at the end"),
+        (f"{__name__}:longer", "an output has another length than its sample"),
         (f"{__name__}:in_front", "fills input with several values"),
         (f"{__name__}:no_collate", "cannot join them"),
     ],

@@ -171,6 +171,12 @@ def test_time_for_one_proof_is_kept_where_the_budget_is_small(tmp_path, open_s, 
     assert max(found.offered, key=lambda row: row.samples_per_s).name.startswith("onnx int8")
 
 
+@pytest.mark.parametrize(("open_s", "budget_s"), [(4.0, 70.0), (4.0, 80.0), (6.0, 100.0), (8.0, 120.0)])
+def test_where_there_is_no_time_for_a_whole_group_fewer_are_measured(tmp_path, open_s, budget_s):
+    found = search(MadeUpBench(tmp_path, open_s=open_s), budget_s=budget_s)
+    assert "onnx int8" in [row.name for row in found.offered]
+
+
 @pytest.mark.parametrize("budget_s", [60.0, 240.0, 600.0])
 @pytest.mark.parametrize("slowing", [1.0, 1.1, 1.5])
 def test_a_budget_is_kept_whatever_the_steps_take(tmp_path, budget_s, slowing):

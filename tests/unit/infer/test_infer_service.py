@@ -5,7 +5,10 @@ import base64
 import gc
 import json
 import math
+import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2 as httpx
 import numpy as np
@@ -21,6 +24,7 @@ from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.serve import serving
 from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
 from fulltilt.infer.serve.figures import MOST_RECENT, Figures
+from fulltilt.infer.serve.page import render_page
 from fulltilt.infer.serve.service import GONE, Service, Settings
 from fulltilt.records import dumps
 
@@ -100,7 +104,7 @@ def test_several_inputs_are_a_list_each_and_are_joined():
 
 def test_an_artefact_that_joins_nothing_gets_one_sample_a_batch():
     server = Server(FakeArtefact(build_manifest(joins="alone", policy=Policy(max_batch=8))))
-    assert server.ask([[1], [2], [3]])[0][0] == 200
+    assert server.ask([[1, 0], [2, 0], [3, 0]])[0][0] == 200
     assert [len(call) for call in server.model.calls] == [1, 1, 1]
 
 
@@ -438,9 +442,19 @@ def test_the_last_requests_are_kept_as_numbers_and_not_as_objects_that_are_searc
         figures.note_request(200, 0.002)
     gc.collect()
     assert len(gc.get_objects()) - before < 100
-    requests = figures.list_requests()
+    requests, _ = figures.list_requests()
     assert len(requests) == MOST_RECENT
-    assert {(request.status, request.response_s) for request in requests} == {(200, 0.002)}, "the oldest are gone"
+    assert np.unique(requests[:, 1:], axis=0).tolist() == [[0.002, 200]], "the oldest are gone"
+
+
+def test_the_page_tells_the_rate_of_the_seconds_that_it_knows(monkeypatch):
+    server, clock = Server(), [time.monotonic() - 15]
+    server.service.figures.began_s -= 60
+    monkeypatch.setattr("fulltilt.infer.serve.figures.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for _ in range(MOST_RECENT):
+        clock[0] += 15 / MOST_RECENT
+        server.service.figures.note_request(200, 0.002)
+    assert "3,333 requests/s in the last 15 s" in render_page(server.service)
 
 
 def test_each_replica_has_answered_its_shortest_and_longest_before_it_serves():
@@ -487,6 +501,13 @@ def test_a_note_that_nobody_can_read_any_more_ends_no_model():
     assert (status, document["outputs"]) == (200, [[float(value)] for value in range(20, 28)])
     assert again[0] == 200
     assert len(server.service.notes) == 3
+
+
+def test_a_model_that_padding_changes_is_not_asked_with_a_sample_that_would_be_padded():
+    server = Server(FakeArtefact(build_manifest(joins="alone")))
+    (refused, said), (answered, _) = server.ask([[1]], [[1, 2]])
+    assert (refused, answered) == (422, 200)
+    assert "its length is 1" in said["error"]
 
 
 def test_one_sample_beyond_memory_fails_alone():
@@ -600,3 +621,19 @@ def test_what_libraries_have_loaded_is_not_searched_for_garbage_while_requests_w
     gc.unfreeze()
     server.service.close()
     assert frozen[0] > 10_000
+
+
+def test_requests_that_the_drain_was_too_short_for_are_counted(monkeypatch):
+    server = Server()
+    monkeypatch.setattr(serving, "MOST_DRAIN_S", 0.0)
+
+    def run(self, sockets):
+        self.handle_exit(signal.SIGTERM, None)
+        server.service.n_open = 3
+        assert asyncio.run(self.on_tick(1))
+
+    monkeypatch.setattr(serving.DrainingServer, "run", run)
+    told = {"host": "127.0.0.1", "port": 0, "token": None, "on_start": lambda url: None}
+    assert serving.serve(server.service, **told) == 3
+    gc.unfreeze()
+    server.service.close()

@@ -110,7 +110,8 @@ def build_request(plan: LoadPlan, bodies: Sequence[str], token: str | None) -> d
     n_requests = round((rate_per_s or 0.0) * plan.seconds) if plan.scenario == "server" else MAX_REQUESTS
     if not 1 <= n_requests <= MAX_REQUESTS:
         raise UsageError(f"{n_requests:,} requests are not 1 to {MAX_REQUESTS:,}; give fewer seconds or more")
-    head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+    path = parts._replace(scheme="", netloc="", fragment="").geturl()
+    head = f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
     head += f"Authorization: Bearer {token}\r\n" if token else ""
     return {
         **dataclasses.asdict(plan),

@@ -137,10 +137,11 @@ class Search:
         """Measure points of candidates beside eager, and choose their policies."""
         one_s = 1 / self._surface[max(self.lengths), 1].estimate_rate(self.base)
         points = plan_points(self.lengths, one_s, is_coarse=is_coarse, max_batch=1 if self.are_alone else BATCHES[-1])
-        size = GROUP_SIZE - 1
-        chunks = [names[at : at + size] for at in range(0, max(1, len(names)), size)]
+        chunks = [names[at : at + GROUP_SIZE - 1] for at in range(0, max(1, len(names)), GROUP_SIZE - 1)]
         for number, chunk in itertools.product(range(n_groups), chunks):
             arms = [self.base, *(name for name in chunk if self.candidates[name].is_alive)]
+            while len(arms) > 2 and self._expect_s(len(arms), len(points)) > end_s - self.bench.spent_s:
+                arms.pop()  # a few are better than none
             stages = [{arm: {"batch": batch, "length": length} for arm in arms} for length, batch in points]
             try:
                 group = self.measure(f"look {number} at {len(points)}", arms, stages, LOOK_S, end_s)

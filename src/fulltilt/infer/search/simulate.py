@@ -16,7 +16,6 @@ from fulltilt.infer.serve.batcher import choose_batch
 from fulltilt.levers.inference.cuda_graphs import round_shape
 
 BATCHES = (1, 2, 4, 16, 64)  # that are measured; between them it is close to linear
-COARSE_BATCHES = (1, 16)
 SHARES = (0.25, 0.75, 1.0)  # of the samples: the lengths that are measured are the longest of these
 MAX_CALL_S = 1.0  # slower calls are not measured: smaller batches are as fast a sample long before
 Point = tuple[int, int]
@@ -75,7 +74,7 @@ def plan_points(lengths: Sequence[int], one_s: float, *, is_coarse: bool, max_ba
         one_s: Seconds of one sample of the longest length in eager mode.
         is_coarse: A few points, enough to see who has no chance.
     """
-    batches, shares = (COARSE_BATCHES, SHARES[1:]) if is_coarse else (BATCHES, SHARES)
+    batches, shares = ((1, 16), SHARES[1:]) if is_coarse else (BATCHES, SHARES)
     chosen = np.unique(np.quantile(lengths, shares, method="higher")).tolist()
     most = {length: min(max_batch, MAX_CALL_S / one_s * max(lengths) / length) for length in chosen}
     return [(length, batch) for length in chosen for batch in batches if batch <= max(1, most[length])]

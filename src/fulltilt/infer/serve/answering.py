@@ -26,15 +26,18 @@ def answer_each(samples: Sequence[Sample], answer: Answer, on_memory: Callable[[
     Args:
         on_memory: Called with the size of a batch that ran out of memory.
     """
+    results, failed = list[Sample](), ""
     try:
         results = answer(samples)
         if len(results) != len(samples):
             raise AnswerError(f"the model returned {len(results)} outputs for {len(samples)} samples")
     except (Exception, SystemExit) as error:  # of the model or a library: it must not end the thread
+        failed = describe_error(error)
         if is_memory_error(error):
             on_memory(len(samples))
+    if failed:  # not above: an error that is handled keeps the memory of the call
         if len(samples) == 1:
-            return [AnswerError(f"the model failed on this sample: {describe_error(error)}")]
+            return [AnswerError(f"the model failed on this sample: {failed}")]
         middle = len(samples) // 2
         return [part for half in (samples[:middle], samples[middle:]) for part in answer_each(half, answer, on_memory)]
     return [

@@ -20,7 +20,7 @@ DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 MOST_PENDING = 1000  # answers that wait to be written; more are not kept
 AT_ONCE = 64  # answers written, or deleted, in a transaction
-OLDEST = f"DELETE FROM answers WHERE rowid IN (SELECT rowid FROM answers ORDER BY rowid LIMIT {AT_ONCE})"
+OLDEST = "DELETE FROM answers WHERE rowid IN (SELECT rowid FROM answers ORDER BY rowid LIMIT ?)"
 PATIENCE_S = 2.0  # with other servers that write to the same file
 
 
@@ -60,7 +60,7 @@ class Disk:
             return None
 
     def write(self, key: bytes, data: bytes, expires_s: float) -> None:
-        with contextlib.suppress(queue.Full):
+        if not self._pending.full() and len(data) <= self._most_bytes // 16:  # for a larger one much else would go
             self._pending.put_nowait((key, expires_s, data))
 
     def close(self) -> None:
@@ -87,12 +87,10 @@ class Disk:
     def _write(self, writer: sqlite3.Connection, rows: list[tuple[bytes, float, bytes]]) -> None:
         """Write answers in place of the oldest: those that have expired, and as many as the size asks for."""
         with writer:
-            writer.execute(f"{OLDEST} AND expires_s < ?", (time.time(),))
+            writer.execute(f"{OLDEST} AND expires_s < ?", (AT_ONCE, time.time()))
             writer.executemany(WRITE, rows)
-        while writer.execute(SIZE).fetchone()[0] > self._most_bytes:
-            with writer:
-                if not writer.execute(OLDEST).rowcount:
-                    return
+            while writer.execute(SIZE).fetchone()[0] > self._most_bytes and writer.execute(OLDEST, (1,)).rowcount:
+                pass
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SOURCES = ("model", "shared", "memory", "disk")
@@ -16,26 +16,18 @@ SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class Request(NamedTuple):
-    end_s: float
-    response_s: float
-    status: float
-
-
 class Figures:
     """The figures of one service."""
 
     def __init__(self) -> None:
         self.began_s = time.monotonic()
-        self._requests = np.full((MOST_RECENT, len(Request._fields)), -np.inf)  # objects would be searched for garbage
+        self._requests = np.full((MOST_RECENT, 3), -np.inf)  # no objects, which would be searched for garbage
         self._n_requests = 0
         self.sources: dict[str, int] = dict.fromkeys(SOURCES, 0)
         self.model_s_per_sample = 0.0  # smoothed, for Retry-After
         self.registry = to = CollectorRegistry()
         self._status = Counter("fulltilt_infer_requests", "Requests", ["status"], registry=to)
-        self._response_s = Histogram(
-            "fulltilt_infer_response_seconds", "From request to answer", buckets=SECONDS, registry=to
-        )
+        self._response_s = Histogram("fulltilt_infer_response_seconds", "Responses", buckets=SECONDS, registry=to)
         self._model_s = Histogram("fulltilt_infer_model_seconds", "Calls of the model", buckets=SECONDS, registry=to)
         self._batch = Histogram("fulltilt_infer_batch_samples", "Samples", buckets=BATCHES, registry=to)
         self._source = Counter("fulltilt_infer_answers", "Samples answered", ["source"], registry=to)
@@ -61,7 +53,8 @@ class Figures:
         each_s = model_s / n_samples
         self.model_s_per_sample += 0.1 * (each_s - self.model_s_per_sample) if self.model_s_per_sample else each_s
 
-    def list_requests(self) -> list[Request]:
-        """Return the requests that ended in the last minute."""
-        since_s = time.monotonic() - RECENT_S
-        return [Request(*row) for row in self._requests[self._requests[:, 0] >= since_s].tolist()]
+    def list_requests(self) -> tuple[NDArray[np.float64], float]:
+        """Return the requests of the last minute or less: rows of end, response and status; and the seconds of it."""
+        now_s, end_s = time.monotonic(), self._requests[:, 0]
+        since_s = max(now_s - RECENT_S, self.began_s, end_s.min())
+        return self._requests[end_s >= since_s], now_s - since_s

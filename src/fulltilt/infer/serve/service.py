@@ -149,7 +149,7 @@ class Service:
             self._is_closing = True
             self._has_work.notify_all()
         for replica in self._replicas:
-            replica.join()
+            replica.join(5.0)  # a model that hangs ends with the process
         if self.cache is not None:
             self.cache.close()
 

@@ -28,7 +28,7 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, settings: uvicorn.Config, service: Service):
         super().__init__(settings)
-        self._service, self._drains_since_s = service, 0.0
+        self._service, self._drains_since_s, self.n_late = service, 0.0, 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
@@ -44,6 +44,8 @@ class DrainingServer(uvicorn.Server):
             return is_over
         drained_s = time.monotonic() - self._drains_since_s
         is_empty = self._service.n_open == 0 and drained_s >= LEAST_DRAIN_S
+        if drained_s >= MOST_DRAIN_S:
+            self.n_late = self._service.n_open
         return is_over or is_empty or drained_s >= MOST_DRAIN_S
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -74,8 +76,8 @@ def serve(
     names: Sequence[str] = (),
     tls: Tls | None = None,
     on_start: Callable[[str], None],
-) -> None:
-    """Serve in this thread until a signal comes; Ctrl-C is one.
+) -> int:
+    """Serve in this thread until a signal comes; Ctrl-C is one → how many requests the drain was too short for.
 
     Args:
         port: 0: any that is free.
@@ -90,4 +92,6 @@ def serve(
         on_start(format_url(host, listener.getsockname()[1], tls, names))  # connections wait in the listener meanwhile
         gc.collect()
         gc.freeze()  # what libraries have loaded stays: else the first requests wait while all of it is searched
-        DrainingServer(settings, service).run(sockets=[listener])
+        server = DrainingServer(settings, service)
+        server.run(sockets=[listener])
+    return server.n_late

@@ -9,7 +9,7 @@ import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from fulltilt.infer.joining import Array, Sample
+from fulltilt.infer.joining import MIN_LENGTH, Array, Sample
 from fulltilt.infer.manifest import InputSpec, Manifest
 from fulltilt.records.words import WordTable
 
@@ -95,8 +95,9 @@ def _check_lengths(sample: Sample, manifest: Manifest) -> None:
     lengths = {spec.name: array.shape[0] for array, spec in zip(sample, manifest.inputs, strict=True) if spec.varies}
     if len(set(lengths.values())) > 1:
         raise ValueError("its inputs differ in length: " + ", ".join(f"{name} {n}" for name, n in lengths.items()))
+    least = 1 if manifest.joins == "pad" else MIN_LENGTH  # a shorter one would be padded
     for length in lengths.values():
-        if length < 1 or (manifest.max_length is not None and length > manifest.max_length):
+        if length < least or (manifest.max_length is not None and length > manifest.max_length):
             raise ValueError(f"its length is {length}")
 
 
