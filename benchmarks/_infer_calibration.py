@@ -79,18 +79,18 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, served_p
         responses_s = simulate_responses_s(often, often_per_s, policy, counted)
         return np.divide(*np.sum(calls, axis=0)), compute_quantile_s(responses_s, FITTED)
 
-    call_s = sample_s = 0.0
-    often_fitted_s = float(np.quantile(often_s, FITTED))
+    def improve(call_s: float, sample_s: float) -> tuple[float, float]:
+        call_s = halve(2 * told_s / n_calls, lambda s: simulate(build(s, sample_s))[0] < told_s / n_samples)
+        return call_s, halve(1 / often_per_s, lambda s: simulate(build(call_s, s))[1] < often_fitted_s)
+
+    often_fitted_s, found = float(np.quantile(often_s, FITTED)), (0.0, 0.0)
     for _ in range(N_ROUNDS):
-        by_call = functools.partial(build, sample_s=sample_s)
-        call_s = find(2 * told_s / n_calls, lambda s, at=by_call: simulate(at(s))[0] < told_s / n_samples)
-        by_sample = functools.partial(build, call_s)
-        sample_s = find(1 / often_per_s, lambda s, at=by_sample: simulate(at(s))[1] < often_fitted_s)
-    return build(call_s, sample_s)
+        found = improve(*found)
+    return build(*found)
 
 
-def find(most: float, is_less: Callable[[float], bool]) -> float:
-    """Find the number up to ``most`` at which ``is_less`` ends, by halving."""
+def halve(most: float, is_less: Callable[[float], bool]) -> float:
+    """Find by halving the largest number up to ``most`` that ``is_less``."""
     low, high = 0.0, most
     for _ in range(N_HALVINGS):
         middle = (low + high) / 2

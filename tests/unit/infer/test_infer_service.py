@@ -2,13 +2,9 @@
 
 import asyncio
 import base64
-import gc
 import json
 import math
-import signal
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx2 as httpx
 import numpy as np
@@ -21,10 +17,7 @@ from fulltilt.config import inference_plan_of, load_config
 from fulltilt.infer.artefact import Artefact, build_artefact
 from fulltilt.infer.manifest import InputSpec, Policy
 from fulltilt.infer.model import build_inference_model
-from fulltilt.infer.serve import serving
 from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
-from fulltilt.infer.serve.figures import MOST_RECENT, Figures
-from fulltilt.infer.serve.page import render_page
 from fulltilt.infer.serve.service import GONE, Service, Settings
 from fulltilt.records import dumps
 
@@ -432,31 +425,6 @@ def test_metrics_tell_of_requests_batches_and_where_answers_came_from():
     assert lines["fulltilt_infer_waiting_samples"] == "0.0"
 
 
-def test_the_last_requests_are_kept_as_numbers_and_not_as_objects_that_are_searched_for_garbage():
-    figures, kept = Figures(), MOST_RECENT + 10
-    for status in (200, 429):
-        figures.note_request(status, 0.001)
-    gc.collect()
-    before = len(gc.get_objects())
-    for _ in range(kept - 2):
-        figures.note_request(200, 0.002)
-    gc.collect()
-    assert len(gc.get_objects()) - before < 100
-    requests, _ = figures.list_requests()
-    assert len(requests) == MOST_RECENT
-    assert np.unique(requests[:, 1:], axis=0).tolist() == [[0.002, 200]], "the oldest are gone"
-
-
-def test_the_page_tells_the_rate_of_the_seconds_that_it_knows(monkeypatch):
-    server, clock = Server(), [time.monotonic() - 15]
-    server.service.figures.began_s -= 60
-    monkeypatch.setattr("fulltilt.infer.serve.figures.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    for _ in range(MOST_RECENT):
-        clock[0] += 15 / MOST_RECENT
-        server.service.figures.note_request(200, 0.002)
-    assert "3,333 requests/s in the last 15 s" in render_page(server.service)
-
-
 def test_each_replica_has_answered_its_shortest_and_longest_before_it_serves():
     models = [FakeArtefact(build_manifest(policy=Policy(max_batch=4, max_tokens=24))) for _ in range(2)]
     Service(models, Settings(), is_warmed_up=True).close()
@@ -611,29 +579,3 @@ def test_batches_reach_the_model_padded_to_their_longest(tmp_path):
     outputs = Artefact(tmp_path, manifest, run, None).answer([build_sample(1, 2, 3, 4, 5), build_sample(1)])
     assert [array.tolist() for (array,) in outputs] == [[15.0], [1.0]]
     assert shapes == [(2, 5)]
-
-
-def test_what_libraries_have_loaded_is_not_searched_for_garbage_while_requests_wait(monkeypatch):
-    """The first collection of it took 0.3 s, in which the first requests stood still."""
-    server, frozen = Server(), []
-    monkeypatch.setattr(serving.DrainingServer, "run", lambda self, sockets: frozen.append(gc.get_freeze_count()))
-    serving.serve(server.service, host="127.0.0.1", port=0, token=None, on_start=lambda url: None)
-    gc.unfreeze()
-    server.service.close()
-    assert frozen[0] > 10_000
-
-
-def test_requests_that_the_drain_was_too_short_for_are_counted(monkeypatch):
-    server = Server()
-    monkeypatch.setattr(serving, "MOST_DRAIN_S", 0.0)
-
-    def run(self, sockets):
-        self.handle_exit(signal.SIGTERM, None)
-        server.service.n_open = 3
-        assert asyncio.run(self.on_tick(1))
-
-    monkeypatch.setattr(serving.DrainingServer, "run", run)
-    told = {"host": "127.0.0.1", "port": 0, "token": None, "on_start": lambda url: None}
-    assert serving.serve(server.service, **told) == 3
-    gc.unfreeze()
-    server.service.close()

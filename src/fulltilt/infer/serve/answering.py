@@ -26,7 +26,7 @@ def answer_each(samples: Sequence[Sample], answer: Answer, on_memory: Callable[[
     Args:
         on_memory: Called with the size of a batch that ran out of memory.
     """
-    results, failed = list[Sample](), ""
+    results, failed = list[Sample](), None
     try:
         results = answer(samples)
         if len(results) != len(samples):
@@ -35,7 +35,7 @@ def answer_each(samples: Sequence[Sample], answer: Answer, on_memory: Callable[[
         failed = describe_error(error)
         if is_memory_error(error):
             on_memory(len(samples))
-    if failed:  # not above: an error that is handled keeps the memory of the call
+    if failed is not None:  # not above: an error that is handled keeps the memory of the call
         if len(samples) == 1:
             return [AnswerError(f"the model failed on this sample: {failed}")]
         middle = len(samples) // 2

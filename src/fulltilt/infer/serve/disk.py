@@ -90,7 +90,7 @@ class Disk:
             writer.execute(f"{OLDEST} AND expires_s < ?", (AT_ONCE, time.time()))
             writer.executemany(WRITE, rows)
             while writer.execute(SIZE).fetchone()[0] > self._most_bytes and writer.execute(OLDEST, (1,)).rowcount:
-                pass
+                writer.commit()  # others write to the file too
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

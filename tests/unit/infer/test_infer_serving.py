@@ -1,0 +1,71 @@
+"""What a server keeps of its requests, what it leaves out of collections of garbage, and how it ends."""
+
+import asyncio
+import contextlib
+import gc
+import signal
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tests.unit.infer.fake_artefact import FakeArtefact
+
+from fulltilt.infer.serve import serving
+from fulltilt.infer.serve.figures import MOST_RECENT, Figures
+from fulltilt.infer.serve.page import render_page
+from fulltilt.infer.serve.service import Service, Settings
+
+TOLD = {"host": "127.0.0.1", "port": 0, "token": None, "on_start": lambda url: None}
+
+
+@pytest.fixture
+def service():
+    with contextlib.closing(Service([FakeArtefact()], Settings())) as service:
+        yield service
+    gc.unfreeze()
+
+
+def test_the_last_requests_are_kept_as_numbers_and_not_as_objects_that_are_searched_for_garbage():
+    figures, kept = Figures(), MOST_RECENT + 10
+    for status in (200, 429):
+        figures.note_request(status, 0.001)
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(kept - 2):
+        figures.note_request(200, 0.002)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 100
+    requests, _ = figures.list_requests()
+    assert len(requests) == MOST_RECENT
+    assert np.unique(requests[:, 1:], axis=0).tolist() == [[0.002, 200]], "the oldest are gone"
+
+
+def test_the_page_tells_the_rate_of_the_seconds_that_it_knows(service, monkeypatch):
+    clock = [time.monotonic() - 15]
+    service.figures.began_s -= 60
+    monkeypatch.setattr("fulltilt.infer.serve.figures.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    for _ in range(MOST_RECENT):
+        clock[0] += 15 / MOST_RECENT
+        service.figures.note_request(200, 0.002)
+    assert "3,333 requests/s in the last 15 s" in render_page(service)
+
+
+def test_what_libraries_have_loaded_is_not_searched_for_garbage_while_requests_wait(service, monkeypatch):
+    """The first collection of it took 0.3 s, in which the first requests stood still."""
+    frozen = []
+    monkeypatch.setattr(serving.DrainingServer, "run", lambda self, sockets: frozen.append(gc.get_freeze_count()))
+    serving.serve(service, **TOLD)
+    assert frozen[0] > 10_000
+
+
+def test_requests_that_the_drain_was_too_short_for_are_counted(service, monkeypatch):
+    monkeypatch.setattr(serving, "MOST_DRAIN_S", 0.0)
+
+    def run(self, sockets):
+        self.handle_exit(signal.SIGTERM, None)
+        service.n_open = 3
+        assert asyncio.run(self.on_tick(1))
+
+    monkeypatch.setattr(serving.DrainingServer, "run", run)
+    assert serving.serve(service, **TOLD) == 3
