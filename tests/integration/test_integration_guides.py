@@ -142,7 +142,7 @@ def test_the_guides_commands_run_one_after_another(clone, monkeypatch, capfd):
     assert len(searches) == 4, "each question has a folder of its own"
     assert all(search["trials"] for search in searches)
     (compared,) = (said for line, said in ends.items() if line.startswith("fulltilt compare"))
-    assert "training seconds to validation" in compared
+    assert any(line.startswith("training seconds") for line in compared.splitlines()), "long names break where they may"
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ def _list_sides(document: Document, other: Mapping[str, Any] | None, name: str) 
     if before and baseline and other and gain:
         after = before * (1 + gain["gain_pct"] / 100)
         ends = [before * (1 + pct / 100) for pct in gain["ci_pct"] or ()]
-        most = max(after, *ends)
+        most = max([after, *ends])
         scale = max(before, min(most, 1.5 * after))
         yield _draw_side("yours", baseline, before, scale)
         bar = _draw_side(name, other, after, scale, ends)

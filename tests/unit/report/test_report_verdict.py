@@ -192,6 +192,15 @@ def test_a_plan_that_fell_behind_is_shown_with_the_gain_of_its_turns():
     assert find_other(document | {"repeats": document["repeats"][:7]}) is None, "one group says nothing of the next"
 
 
+def test_a_plan_that_two_groups_alone_speak_for_is_shown_without_an_interval():
+    """A budget that ended there ended the command with a TypeError."""
+    document = build_document(compare(-12, -15, -9), is_rival=True)
+    picks = {name: pick for name, pick in document["picks"].items() if not pick or pick["id"] != "t2"}
+    document |= {"picks": picks, "repeats": document["repeats"][:8]}
+    assert find_other(document)["gain"]["ci_pct"] is None
+    assert find_lines(document, "other")[0].endswith("8,105 samples/s    512 MiB")
+
+
 def test_each_change_says_what_it_is_worth_and_what_of_learning_it_touches():
     effects = [
         build_effect("num_workers", 0, 2, compare(19, 15, 24)),
