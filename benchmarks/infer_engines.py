@@ -49,7 +49,7 @@ GPU_ENGINES: Mapping[str, Mapping[str, Any]] = {
     "eager bf16, graphs": {"precision": "bf16", "cuda_graphs": True},
 }  # fmt: skip
 GPU_QUICK = (EAGER, "eager bf16, graphs")
-MIN_SQNR_DB, BLOCK_S, N_ROUNDS, N_STARTS = 25.0, 0.1, 16, 7
+MIN_SQNR_DB, BLOCK_S, N_ROUNDS, N_STARTS, MOST_START_S = 25.0, 0.1, 16, 7, 1.0
 Ratios = dict[str, dict[str, list[float]]]
 """Shape → engine → times as fast as eager, one figure a round."""
 Cell = tuple[str, str]
@@ -107,7 +107,7 @@ def build(size: str, plan: Mapping[str, Any], folder: str, device: str) -> float
     model = build_inference_model(config, device=device, n_samples=64)
     build_artefact(model, inference_plan_of(config).replace(**plan), Path(folder), name=size)
     artefact = open_artefact(Path(folder))
-    assert not artefact.is_fallback, artefact.notes
+    assert not artefact.notes, artefact.notes
     return measure_accuracy(model, artefact).sqnr_db
 
 
@@ -153,10 +153,12 @@ def start(folder: str) -> dict[str, float]:
 
 
 def _measure_starts(folders: Mapping[str, Path], n: int) -> dict[str, list[dict[str, float]]]:
+    """Start each engine ``n`` times, in turns, and twice as often what answers within the limit."""
     starts: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
-    for _ in range(n):
+    for number in range(2 * n):
         for name, folder in folders.items():
-            starts[name].append(call_in_process(f"{__name__}:start", {"folder": str(folder)}, timeout_s=600))
+            if number < n or statistics.median(found["first_s"] for found in starts[name]) <= MOST_START_S:
+                starts[name].append(call_in_process(f"{__name__}:start", {"folder": str(folder)}, timeout_s=600))
     return starts
 
 
@@ -228,7 +230,9 @@ def _judge(
 def _judge_starts(name: str, starts: Sequence[Mapping[str, float]]) -> list[Target]:
     n_builds = sum(found["n_builds"] for found in starts)
     return [
-        judge_median(f"first answer of {name}, cold, in s", [found["first_s"] for found in starts], at_most=1.0),
+        judge_median(
+            f"first answer of {name}, cold, in s", [found["first_s"] for found in starts], at_most=MOST_START_S
+        ),
         judge("compiled anew over sizes and lengths", float(n_builds), None, at_most=0.0),
     ]
 

@@ -60,6 +60,10 @@ def test_rate_limit_and_size_are_those_that_the_artefact_promises_unless_they_ar
         plan = json.loads(done.stdout)["plan"]
         assert promise.items() <= plan.items()
         assert done.stderr.splitlines()[-20:], "people read stderr then"
+    config = {"targets": {"requests_per_s": 50, "samples_per_request": 2}}
+    with StandIn(documents={"/v1/manifest": {"promise": None, "config": {"config": config}}}) as server:
+        plan = json.loads(run_load(server.url, "--seconds", "1", "--json", "-").stdout)["plan"]
+        assert (plan["requests_per_s"], plan["samples_per_request"], plan["limit_s"]) == (50, 2, None)
     with StandIn(documents={"/v1/manifest": {"promise": None}}) as server:
         assert "--requests-per-s 20" in run_load(server.url, expect=2).stderr
 

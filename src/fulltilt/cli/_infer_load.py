@@ -42,7 +42,8 @@ DESCRIPTION = (
     "Sends requests to a server from a process of its own, at times that were drawn beforehand; a response counts from "
     "then on, however late it was sent, and what fails counts as late. With a limit the load ends as soon as a test "
     "that may be looked at all the time has decided. Rate and limit are those that the served artefact promises unless "
-    "they are given. Exit code 0: the limit is met, or there is none; 3: it is missed or not proven."
+    "they are given; where it promises none, the rate is that of its configuration's targets. Exit code 0: the limit "
+    "is met, or there is none; 3: it is missed or not proven."
 )
 
 
@@ -174,19 +175,21 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
     limit_ms, quantile = args.p99_ms or args.limit_ms, 0.99 if args.p99_ms else args.percentile / 100
     rate_per_s = args.requests_per_s
     manifest = {} if args.inputs else _fetch_manifest(args.url, token)
-    promise = None if args.scenario != "server" or (limit_ms and rate_per_s) else _read_promise(manifest)
+    is_told = args.scenario != "server" or (limit_ms and rate_per_s)
+    promise, stated = (None, None) if is_told else (_read_promise(manifest), _read_stated(manifest))
+    told = promise or stated
     new_tokens = _read_new_tokens(manifest, args.new_tokens)
     if promise and not limit_ms:
         limit_ms, quantile = 1000 * promise["limit_s"], promise["quantile"]
-    if promise and not rate_per_s:
-        rate_per_s = promise["requests_per_s"]
+    if told and not rate_per_s:
+        rate_per_s = told["requests_per_s"]
     if args.scenario == "server" and not rate_per_s:
         raise UsageError(
-            "the served artefact promises no rate; say how many requests arrive, such as --requests-per-s 20"
+            "the server neither promises nor states a rate; say how many requests arrive, such as --requests-per-s 20"
         )
     longest_s = LIMITED_S if limit_ms else UNLIMITED_S
-    promised = int(promise["samples_per_request"]) if promise else 1
-    n_samples = args.samples_per_request or SAMPLES_PER_REQUEST.get(args.scenario, promised)
+    usual = int(told["samples_per_request"]) if told else 1
+    n_samples = args.samples_per_request or SAMPLES_PER_REQUEST.get(args.scenario, usual)
     return LoadPlan(
         url=args.url,
         scenario=args.scenario,
@@ -225,6 +228,16 @@ def _read_new_tokens(manifest: dict[str, Any], given: int | None) -> int:
         return given or int(manifest["config"]["config"]["targets"]["new_tokens"])
     except (LookupError, TypeError, ValueError):
         raise UsageError("the server does not say how long its texts are; give --new-tokens") from None
+
+
+def _read_stated(manifest: dict[str, Any]) -> dict[str, float] | None:
+    """Read the load that the targets of the served configuration state."""
+    try:
+        targets = manifest["config"]["config"]["targets"]
+        n_samples = float(targets["samples_per_request"] or 1)
+        return {"requests_per_s": float(targets["requests_per_s"]), "samples_per_request": n_samples}
+    except (LookupError, TypeError, ValueError):
+        return None
 
 
 def _read_promise(manifest: dict[str, Any]) -> dict[str, float] | None:

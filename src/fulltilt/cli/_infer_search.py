@@ -108,7 +108,7 @@ def _check_new(path: Path) -> Path:
 
 def print_search(console: Console, result: SearchResult, *, is_verbose: bool) -> None:
     print_result(console, describe_search(result), style="green" if result.gain else None)
-    console.print(_build_table(result, None if is_verbose else N_ROWS, console.width))
+    console.print(_build_table(result, console.width, is_verbose=is_verbose))
     for line in _describe_rest(result, is_verbose=is_verbose):
         console.print(f"· {line}")
 
@@ -130,10 +130,12 @@ def describe_search(result: SearchResult) -> str:
 
 def _describe_gain(result: SearchResult, row: Candidate) -> str:
     if result.gain is None:
+        gains = [each.gain for each in result.candidates if each.gain]
         rate = f"{format_rate(row.samples_per_s or 0)} samples/s"
-        if any(each.gain is not None and each.gain.verdict == "faster" for each in result.candidates):
+        if any(gain.verdict == "faster" for gain in gains):
             return f"{row.name} stays, since nothing that is faster was accepted; it answers {rate}"
-        return f"Nothing is proven faster than {row.name}, which answers {rate}"
+        said = f"Nothing is proven faster than {row.name}"
+        return f"{said}, which answers {rate}" if gains else said  # without turns its rate is an estimate
     low, high = (1 + pct / 100 for pct in result.gain.ci_pct)
     times = f"{result.gain.speedup:.3g} times as many samples a second as"
     return f"{row.name} answers {times} eager fp32 ({low:.3g} to {high:.3g})"
@@ -151,10 +153,17 @@ def _describe_accuracy(row: Candidate) -> str:
     return f"error {found.sqnr_db:.0f} dB below"
 
 
-def _build_table(result: SearchResult, n_rows: int | None, width: int) -> Table:
+def _count_shown(result: SearchResult) -> int:
+    """Count the rows that say something; who was never measured has none without ``--verbose``."""
+    return min(N_ROWS, sum(row.status != "untried" or row.samples_per_s is not None for row in result.candidates))
+
+
+def _build_table(result: SearchResult, width: int, *, is_verbose: bool) -> Table:
     from rich.table import Table
 
-    rows = sorted(result.candidates, key=lambda row: (ORDER.index(row.status), -(row.samples_per_s or 0)))[:n_rows]
+    rows = sorted(result.candidates, key=lambda row: (ORDER.index(row.status), -(row.samples_per_s or 0)))
+    if not is_verbose:
+        rows = rows[: _count_shown(result)]
     percentile = [f"p{100 * result.goal.quantile:g} ms"] if result.goal.is_capacity else []
     cells = [_list_cells(row, result) for row in rows]
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -169,15 +178,14 @@ def _build_table(result: SearchResult, n_rows: int | None, width: int) -> Table:
 
 
 def _list_cells(row: Candidate, result: SearchResult) -> list[str]:
-    response_s = row.live.measured_s if row.live else row.response_s
-    response = "" if response_s is None else f"{'' if row.live else '≈ '}{format_rate(1000 * response_s)}"
+    response_s = row.live and row.live.measured_s
     return [
         row.name,
         "" if row.samples_per_s is None else format_rate(row.samples_per_s),
         f"{row.gain.speedup:.2f}" if row.gain else "1" if row.status == "baseline" else "",
         "" if row.policy is None else str(row.policy.max_batch),
         "" if row.memory_gib is None else f"{row.memory_gib:.2f}",
-        *([response] if result.goal.is_capacity else []),
+        *(["" if response_s is None else format_rate(1000 * response_s)] if result.goal.is_capacity else []),
         _describe_status(row, result),
     ]
 
@@ -192,7 +200,7 @@ def _describe_status(row: Candidate, result: SearchResult) -> str:
 def _describe_rest(result: SearchResult, *, is_verbose: bool) -> list[str]:
     lengths = result.lengths
     lines = []
-    n_hidden = len(result.candidates) - N_ROWS
+    n_hidden = len(result.candidates) - _count_shown(result)
     if n_hidden > 0 and not is_verbose:
         lines.append(f"{count(n_hidden, 'more candidate')} in --verbose and result.json")
     longest = max(lengths)
@@ -208,7 +216,7 @@ def _describe_rest(result: SearchResult, *, is_verbose: bool) -> list[str]:
         lines += [f"not applicable: {name}: {why}" for name, why in result.not_applicable.items()]
     elif result.not_applicable:
         lines.append(f"{count(len(result.not_applicable), 'combination')} cannot apply here (--verbose says why)")
-    lines.append("* no other one is better in throughput, accuracy, memory and response at once; ≈ is simulated")
+    lines.append("* no other one is better in throughput, accuracy, memory and response under load at once")
     lines += result.notes
     lines.append(
         f"{count(len(result.candidates), 'candidate')}, {result.n_groups} groups in turns, "

@@ -40,6 +40,8 @@ from fulltilt.hardware.process_memory import (
     read_process_tree_memory,
     read_rss_bytes,
     read_status_bytes,
+    reset_peak_rss,
+    watch_peak_bytes,
 )
 from fulltilt.hardware.proctree import (
     ProcessCpu,

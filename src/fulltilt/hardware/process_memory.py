@@ -17,6 +17,8 @@ Source: proc_pid_smaps(5), proc_pid_statm(5), proc_pid_task_children in proc_tid
 import contextlib
 import dataclasses
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,6 +90,35 @@ def read_status_bytes(name: str) -> int | None:
     """Read a figure of /proc/self/status ("VmData", "VmHWM"); None where there is none."""
     kib = parse_table(read_text("/", "/proc/self/status") or "").get(name)
     return None if kib is None else kib * 1024
+
+
+def reset_peak_rss() -> bool:
+    """Reset the kernel's peak of this process's resident set ("VmHWM"), and return whether that was granted.
+
+    Source: proc_pid_clear_refs(5), value 5.
+    """
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def watch_peak_bytes(device: str) -> Callable[[], int]:
+    """Watch the most memory that this process holds from now on → reads it.
+
+    It is that of torch's allocator on a GPU, else of the host; where the kernel does not reset its peak, that of the
+    whole process.
+
+    Args:
+        device: As torch names it. Without torch nothing of a GPU is in use.
+    """
+    torch = sys.modules.get("torch")
+    if device != "cpu" and torch is not None:
+        torch.cuda.reset_peak_memory_stats(device)
+        return lambda: torch.cuda.max_memory_reserved(device)
+    reset_peak_rss()
+    return lambda: read_status_bytes("VmHWM") or 0
 
 
 def read_unmapped_shm_bytes(pids: tuple[int, ...], root: Root, *, mapped_bytes: int) -> int:

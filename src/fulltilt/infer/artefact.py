@@ -43,8 +43,7 @@ class Artefact:
     """
 
     def __init__(self, folder: Path, manifest: Manifest, run: Runner, notes: tuple[str, ...] = ()):
-        self.folder, self.manifest, self.run, self.plan = folder, manifest, run, manifest.plan
-        self.notes, self.is_fallback = notes, bool(notes)
+        self.folder, self.manifest, self.run, self.plan, self.notes = folder, manifest, run, manifest.plan, notes
 
     @functools.cached_property
     def samples(self) -> tuple[Sample, ...]:

@@ -54,7 +54,7 @@ def run(message: Mapping[str, Any], send: Answer) -> None:
 def judge_candidate(model: InferenceModel, folder: Path) -> tuple[Manifest, list[str]]:
     """Open an artefact as a service would, measure it, and write accuracy and evidence beside it."""
     artefact, limits = open_artefact(folder), model.config.inference
-    if artefact.is_fallback:
+    if artefact.notes:
         return artefact.manifest, list(artefact.notes)
     effect = measure_effect(artefact)
     accuracy = measure_accuracy(model, artefact)

@@ -4,7 +4,6 @@ The process only infers, so its memory is that of inference. It answers with one
 ``{"progress": {"done", "total"}}``, then ``{"measured": {…}}`` or ``{"failure": {…}}``.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fulltilt.config import config_from_values, inference_plan_of, plan_of
 from fulltilt.errors import FulltiltError, PlanObstacleError, UsageError
-from fulltilt.hardware import read_rss_bytes, read_status_bytes
+from fulltilt.hardware import read_rss_bytes, watch_peak_bytes
 from fulltilt.infer.artefact import open_artefact
 from fulltilt.infer.gates.accuracy import compare_outputs
 from fulltilt.infer.gates.effect import is_eager
@@ -173,7 +172,7 @@ def open_built(folder: Path, load: Load) -> Requests:
         UsageError: eager would answer in its place.
     """
     artefact = open_artefact(folder)
-    if artefact.is_fallback:
+    if artefact.notes:
         raise UsageError("; ".join(artefact.notes))
     found, metrics = artefact.manifest.accuracy, dict[str, Any]()
     notes = ["device, levers and model are the artefact's; requests are answered one after the other, none joined"]
@@ -191,16 +190,11 @@ def start_meter(device: str) -> Callable[[], tuple[float, float]]:
 
     The peak is the allocator's or the kernel's own; the mean is one of readings, which cost 15 µs each.
     """
-    if device == "cpu":
-        with contextlib.suppress(OSError):  # where that is refused, the peak is that of the whole process
-            Path("/proc/self/clear_refs").write_text("5")
-        read, read_peak = functools.partial(read_rss_bytes, os.getpid()), functools.partial(read_status_bytes, "VmHWM")
-    else:
+    read_peak, read = watch_peak_bytes(device), functools.partial(read_rss_bytes, os.getpid())
+    if device != "cpu":
         import torch
 
-        torch.cuda.reset_peak_memory_stats(device)
-        memory = torch.cuda
-        read, read_peak = (functools.partial(f, device) for f in (memory.memory_reserved, memory.max_memory_reserved))
+        read = functools.partial(torch.cuda.memory_reserved, device)
     readings, is_over = [read() or 0], threading.Event()
 
     def sample() -> None:
@@ -211,7 +205,7 @@ def start_meter(device: str) -> Callable[[], tuple[float, float]]:
 
     def stop() -> tuple[float, float]:
         is_over.set()
-        return (read_peak() or 0) / 2**30, statistics.fmean(readings) / 2**30
+        return read_peak() / 2**30, statistics.fmean(readings) / 2**30
 
     return stop
 

@@ -9,7 +9,7 @@ import numpy as np
 from fulltilt.config import Config
 from fulltilt.errors import ConfigError
 from fulltilt.infer.load.arrivals import MIN_REQUESTS, SAMPLES_PER_REQUEST, Scenario
-from fulltilt.infer.load.outcome import Estimate, Floats, Verdict, estimate_quantile
+from fulltilt.infer.load.outcome import QUANTILES, Estimate, Floats, Verdict, estimate_quantile
 from fulltilt.stats import compute_interval, compute_rate_interval, judge_share
 from fulltilt.stats.intervals import count_needed, thin
 from fulltilt.stats.sequential import Decision, compute_queue_dependence
@@ -20,7 +20,6 @@ FLOORS = ("samples_per_hour", "tokens_per_s")
 WAITING = ("response_s", "first_token_s")
 """Figures in which a request's wait for others counts."""
 
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 VERDICTS: tuple[Verdict, ...] = ("met", "not proven", "missed")
 STATISTICS = (*QUANTILES, "mean", "max")
 MAX_LOAD_S = 120.0  # of a load that goes on, where the planned requests leave a percentile open

@@ -60,8 +60,7 @@ def _examine(folder: Path, manifest: Manifest) -> Iterator[tuple[bool, str]]:
     damage = find_damage(folder, manifest, sorted(manifest.files))
     yield damage is None, damage or f"{len(manifest.files)} files as they were built"
     artefact = open_artefact(folder, must_match=False)
-    opens = f"engine {manifest.plan['engine']} opens it"
-    yield not artefact.is_fallback, next(iter(artefact.notes), opens)
+    yield not artefact.notes, next(iter(artefact.notes), f"engine {manifest.plan['engine']} opens it")
     answers = [artefact.answer([sample])[0] for sample in artefact.samples]
     sqnr_db, largest = compare_outputs(read_samples(folder, "output"), answers)
     yield (

@@ -10,11 +10,16 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
-from fulltilt.hardware import read_process_tree, read_process_tree_memory, read_rss_bytes, read_status_bytes
+from fulltilt.hardware import (
+    read_process_tree,
+    read_process_tree_memory,
+    read_rss_bytes,
+    read_status_bytes,
+    reset_peak_rss,
+)
 from fulltilt.levers.thread_affinity import leave_core
 
 _GIB = 2**30
@@ -77,7 +82,7 @@ class MemoryMeter:
         """Begin a new span."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
-        self._kernel_keeps_peak = _reset_own_peak()
+        self._kernel_keeps_peak = reset_peak_rss()
         self._peak_bytes = 0
         self._halt.clear()
         self._thread = threading.Thread(target=self._sample, name="memory-meter", daemon=True)
@@ -128,15 +133,3 @@ class MemoryMeter:
             if done:
                 return
             pause_s = max(self._interval_s, glance_s / _IDLE_DUTY)
-
-
-def _reset_own_peak() -> bool:
-    """Reset the kernel's peak of the resident set (VmHWM), and return whether that was granted.
-
-    Source: proc_pid_clear_refs(5), value 5.
-    """
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True

@@ -1,10 +1,15 @@
 """Guard a server that browsers reach: its names, no request that another site made, and the owner's token."""
 
+import base64
+import contextlib
+import hmac
 import re
 import secrets
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fulltilt.errors import UsageError
@@ -23,6 +28,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+HOW = {"WWW-Authenticate": 'Basic realm="fulltilt: the token is the password"'}
 _ENCODED = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
@@ -85,6 +91,34 @@ class Gate:
         if origin is not None and origin.partition("://")[2].lower() != headers["host"].lower():
             return 403, f"the request comes from {origin!r}"
         return None
+
+
+class Door:
+    """Asks for the token.
+
+    Args:
+        token: What clients have to show; None: nothing.
+        open_paths: Where it is not asked for.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, open_paths: Collection[str]):
+        self._app, self._token, self._open_paths = app, token, open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer, token = self._app, self._token
+        is_asked = token and scope["type"] == "http" and scope["path"] not in self._open_paths
+        if is_asked and not _is_token(dict(scope["headers"]), token):
+            answer = JSONResponse({"error": "a token is needed: Authorization: Bearer …"}, 401, HOW)
+        await answer(scope, receive, send)
+
+
+def _is_token(headers: dict[bytes, bytes], token: str) -> bool:
+    """Say whether the token is given: by programs as a bearer, by browsers as a password."""
+    kind, _, value = headers.get(b"authorization", b"").partition(b" ")
+    if kind.lower() == b"basic":
+        with contextlib.suppress(ValueError):
+            value = base64.b64decode(value).partition(b":")[2]
+    return hmac.compare_digest(value.strip(), token.encode())
 
 
 async def _answer(send: Send, status: int, text: str) -> None:

@@ -81,7 +81,7 @@ def verify(folder):
 
 def test_what_was_built_answers_as_it_did_and_holds_real_samples(built, model):
     opened = open_artefact(built)
-    assert (opened.is_fallback, opened.notes) == (False, ())
+    assert opened.notes == ()
     assert len(opened.samples) == 40
     for outputs, recorded in zip(opened.answer(opened.samples[:5]), read_samples(built, "output")[:5], strict=True):
         np.testing.assert_allclose(outputs[0], recorded[0], atol=0.02)
@@ -112,7 +112,7 @@ def test_what_does_not_belong_here_is_refused_and_eager_fp32_answers(folder, mod
     manifest = read_manifest(folder)
     change_manifest(folder, **{name: {**getattr(manifest, name), **values} for name, values in changes.items()})
     opened = open_artefact(folder)
-    assert opened.is_fallback
+    assert opened.notes
     assert opened.notes[0].startswith("eager fp32 answers instead: ")
     assert why in opened.notes[0]
     for outputs, eager in zip(opened.answer(model.samples[:3]), model.answer(model.samples[:3]), strict=True):
@@ -153,7 +153,7 @@ def test_the_files_of_another_model_are_refused_with_the_reason_and_eager_answer
 def test_samples_and_words_that_are_damaged_are_refused_before_anybody_reads_them(folder, name, content):
     (folder / "words.json").write_text('{"words": ["<unk>"], "tokenizer": "words"}')
     change_manifest(folder)
-    assert not open_artefact(folder).is_fallback
+    assert not open_artefact(folder).notes
     (folder / name).write_bytes(content)
     with pytest.raises(FulltiltError, match=f"cannot be opened: {name} is not the file that was built; build"):
         open_artefact(folder)
@@ -262,7 +262,7 @@ def test_verify_passes_what_holds_and_admits_it_for_another_release(folder, monk
     assert [check["passed"] for check in found["checks"]] == [True] * 4, found
     assert found["admitted"].startswith("built with torch 1.0, here is")
     assert find_mismatch(read_manifest(folder)) is None
-    assert not open_artefact(folder).is_fallback
+    assert not open_artefact(folder).notes
     assert verify(folder)["admitted"] is None
 
 
@@ -319,7 +319,7 @@ import sys
 from pathlib import Path
 from fulltilt.infer.artefact import open_artefact
 opened = open_artefact(Path(sys.argv[1]))
-assert not opened.is_fallback, opened.notes
+assert not opened.notes, opened.notes
 assert len(opened.answer(opened.samples[:4])) == 4
 print("torch" in sys.modules)
 """

@@ -157,17 +157,25 @@ def test_first_word_and_words_a_second_are_targets():
 
 
 def build_client(model=None, max_waiting=16):
-    fastapi, testclient = pytest.importorskip("fastapi"), pytest.importorskip("fastapi.testclient")
+    """Build a client of a server that writes, and what the server says of itself and takes for a usual deadline."""
+    testclient = pytest.importorskip("fastapi.testclient")
+    from tests.unit.infer.test_infer_service import Server
+
     from fulltilt.infer.generate.endpoint import TextService, build_router
-    from fulltilt.infer.serve.figures import Figures as Counts
 
     words = ("<unk>", "<eos>", *(f"w{number}" for number in range(38)))
     table = WordTable(words=words, tokenizer="words", ends_lines=True)
     service = TextService(find_writer(model or build_gpt()), table, max_waiting=max_waiting)
-    settings = SimpleNamespace(deadline_s=None)
-    app, host = fastapi.FastAPI(), SimpleNamespace(is_draining=False, n_open=0, figures=Counts(), settings=settings)
-    app.include_router(build_router(service, host))
-    return testclient.TestClient(app), host
+    server, settings = Server(), SimpleNamespace(deadline_s=None)
+    server.service.close()
+    server.app.include_router(build_router(service, settings))
+    return testclient.TestClient(server.app, base_url="http://localhost"), server.service, settings
+
+
+def list_statuses(host):
+    """Say how the requests so far are noted to have ended."""
+    (*requests,), _ = host.figures.list_requests()
+    return [int(status) for _, _, status in requests]
 
 
 def read_events(response):
@@ -176,7 +184,7 @@ def read_events(response):
 
 
 def test_the_service_sends_every_word_and_then_its_times():
-    client, host = build_client()
+    client, host, _ = build_client()
     *words, last = read_events(client.post("/v1/generate", json={"tokens": [1, 2, 3], "max_new_tokens": 5}))
     assert [event["token"] for event in words] == collect(find_writer(build_gpt()), [[1, 2, 3]], 5)[0]
     assert all(event["text"] for event in words)
@@ -204,9 +212,10 @@ def test_the_service_sends_every_word_and_then_its_times():
     ],
 )
 def test_the_service_says_what_it_cannot_write_on_from(body, said):
-    client, _ = build_client()
+    client, host, _ = build_client()
     response = client.post("/v1/generate", json=body)
     assert response.status_code == 422
+    assert list_statuses(host) == [422]
     assert said in json.dumps(response.json())
 
 
@@ -226,7 +235,7 @@ def test_what_is_refused_is_not_repeated_since_it_may_have_no_form_in_json(body,
     from fulltilt.infer.generate.endpoint import TextService, build_router
 
     server = Server()
-    server.app.include_router(build_router(TextService(find_writer(build_gpt()), None), server.service))
+    server.app.include_router(build_router(TextService(find_writer(build_gpt()), None), server.service.settings))
 
     async def converse(client):
         return await client.post("/v1/generate", content=body)
@@ -243,7 +252,7 @@ def test_no_more_wait_than_may_although_all_come_at_once():
 
     server = Server()
     text = TextService(find_writer(build_gpt()), None, max_waiting=2)
-    server.app.include_router(build_router(text, server.service))
+    server.app.include_router(build_router(text, server.service.settings))
 
     async def converse(client):
         asked = (client.post("/v1/generate", json={"tokens": [1], "max_new_tokens": 2}) for _ in range(20))
@@ -253,28 +262,39 @@ def test_no_more_wait_than_may_although_all_come_at_once():
     assert (text.n_inside, server.service.n_open) == (0, 0)
 
 
-def test_a_stream_whose_client_is_gone_before_the_first_word_is_counted_out():
-    pytest.importorskip("fastapi")
-    from fulltilt.infer.generate.endpoint import Stream
-    from fulltilt.infer.serve.figures import Figures as Counts
+@pytest.mark.parametrize("n_heard", [0, 1], ids=["before the first word", "after it"])
+def test_a_stream_that_its_client_leaves_is_noted_as_left(n_heard):
+    from tests.unit.infer.test_infer_service import Server
 
-    ended = []
+    from fulltilt.infer.generate.endpoint import TextService, build_router
 
-    async def converse():
-        async def write():
-            yield "data: 1"
+    model, server = build_gpt(), Server()
+    read_on = model.read_on
+    model.read_on = lambda *given: time.sleep(0.05) or read_on(*given)
+    text = TextService(find_writer(model), None)
+    server.app.include_router(build_router(text, server.service.settings))
+    body = json.dumps({"tokens": [1], "max_new_tokens": 25}).encode()
+
+    async def converse(client):
+        heard, sent = asyncio.Event(), [{"type": "http.request", "body": body}]
 
         async def receive():
+            if sent:
+                return sent.pop()
+            if n_heard:
+                await heard.wait()
             return {"type": "http.disconnect"}
 
         async def send(message):
-            raise OSError("the client is gone")
+            if message.get("body"):
+                heard.set()
 
-        await Stream(write(), lambda: ended.append(True), Counts())({"type": "http", "asgi": {}}, receive, send)
+        scope = {"type": "http", "method": "POST", "path": "/v1/generate", "query_string": b"", "http_version": "1.1"}
+        await server.app(scope | {"headers": [(b"host", b"localhost")], "asgi": {"spec_version": "2.3"}}, receive, send)
 
-    with contextlib.suppress(Exception):  # whatever starlette makes of it
-        asyncio.run(converse())
-    assert ended == [True]
+    server.run(converse)
+    assert list_statuses(server.service) == [499]
+    assert (text.n_inside, server.service.n_open) == (0, 0)
 
 
 def test_a_temperature_near_zero_takes_the_likeliest_word():
@@ -283,9 +303,13 @@ def test_a_temperature_near_zero_takes_the_likeliest_word():
 
 
 def test_a_flood_is_refused_and_an_error_midway_is_the_last_event():
-    client, host = build_client(max_waiting=-1)
-    response = client.post("/v1/generate", json={"tokens": [1]})
+    client, host, _ = build_client(max_waiting=-1)
+    response = client.post("/v1/generate", content=b"no JSON: it is not read")
     assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    host.is_draining = True
+    response = client.post("/v1/generate", json={"tokens": [1]})
+    assert (response.status_code, response.headers["connection"]) == (503, "close")
+    assert list_statuses(host) == [429, 503]
     model = build_gpt()
     read_on = model.read_on
 
@@ -295,11 +319,11 @@ def test_a_flood_is_refused_and_an_error_midway_is_the_last_event():
         return read_on(words, cache, n_new)
 
     model.read_on = break_down
-    client, host = build_client(model)
+    client, host, _ = build_client(model)
     first, last = read_events(client.post("/v1/generate", json={"tokens": [1], "max_new_tokens": 5}))
     assert "token" in first
     assert "ValueError: planted" in last["error"]
-    assert host.n_open == 0
+    assert (list_statuses(host), host.n_open) == ([500], 0), "though 200 was sent before"
 
 
 def test_a_deadline_ends_the_writing_and_the_next_request_is_served():
@@ -312,19 +336,19 @@ def test_a_deadline_ends_the_writing_and_the_next_request_is_served():
         return read_on(words, cache, n_new)
 
     model.read_on = read_slowly
-    client, host = build_client(model)
+    client, host, settings = build_client(model)
     asked = {"json": {"tokens": [1], "max_new_tokens": 25}}
     *words, last = read_events(client.post("/v1/generate", headers={"X-Deadline-Ms": "500"}, **asked))
     assert len(words) < 10
     assert last == {"error": f"the deadline passed after {len(words)} words; ask for fewer, or give it more time"}
     time.sleep(1.0)
     assert len(n_read) < 10, "nobody writes on for a request whose time is over"
-    host.settings.deadline_s = 0.0
+    settings.deadline_s = 0.0
     assert "after 0 words" in read_events(client.post("/v1/generate", **asked))[-1]["error"]
     model.read_on = read_on
     assert read_events(client.post("/v1/generate", headers={"X-Deadline-Ms": "60000"}, **asked))[-1]["n_tokens"] == 25
     assert client.post("/v1/generate", headers={"X-Deadline-Ms": "soon"}, **asked).status_code == 400
-    assert host.n_open == 0
+    assert (list_statuses(host), host.n_open) == ([504, 504, 200, 400], 0)
 
 
 @pytest.mark.parametrize(("precision", "n_loads"), [("fp32", 1), ("bf16", 2)])

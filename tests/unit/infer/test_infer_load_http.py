@@ -11,7 +11,7 @@ import pytest
 from tests.standin_server import Events, StandIn
 
 from fulltilt.cli import _infer_load
-from fulltilt.cli._infer_load import _fetch_manifest, _read_promise
+from fulltilt.cli._infer_load import _fetch_manifest, _read_promise, _read_stated
 from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.infer.load.arrivals import plan_arrivals
 from fulltilt.infer.load.http import HttpLoad, build_bodies, build_prompts, build_request, fetch
@@ -244,6 +244,13 @@ def test_a_promise_that_is_none_of_ours_is_none():
     with StandIn(documents={f"/{n}/v1/manifest": answer for n, answer in enumerate(answers)}) as server:
         found = [_read_promise(_fetch_manifest(f"{server.url}/{n}", None)) for n in range(len(answers))]
     assert found == [promise] + [None] * 6
+
+
+def test_where_nothing_is_promised_the_load_is_that_of_the_served_configuration():
+    stated = [{"requests_per_s": rate, "samples_per_request": n} for rate, n in ((40, 2), (40, None), (None, 2))]
+    found = [_read_stated({"config": {"config": {"targets": targets}}}) for targets in (*stated, {}, None)]
+    loads = [each and (each["requests_per_s"], each["samples_per_request"]) for each in found]
+    assert loads == [(40, 2), (40, 1), None, None, None]
 
 
 def test_a_load_of_nothing_says_so():

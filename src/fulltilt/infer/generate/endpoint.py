@@ -13,17 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
-from starlette.types import Receive, Scope, Send
 
 from fulltilt.errors import UsageError, describe_error
 from fulltilt.infer.artefact import Artefact, open_eager
 from fulltilt.infer.gates.effect import is_eager
 from fulltilt.infer.generate.decoding import Sampling, Writer, find_writer
-from fulltilt.infer.serve.wire import read_deadline_s
+from fulltilt.infer.serve.service import Settings
+from fulltilt.infer.serve.wire import STATUS, read_deadline_s
 from fulltilt.records.words import WordTable
 
 MAX_WAITING = 16
@@ -67,13 +67,26 @@ class TextService:
         self._writer.check_lengths([tokens], body.max_new_tokens)
         return tokens
 
+    async def enter(self, request: Request) -> AsyncGenerator[None, None]:
+        """Count a request until its stream has ended, or raise HTTPException (429): too many wait."""
+        if self.n_inside <= self.max_waiting:
+            await request.body()  # who sends it slowly takes no place meanwhile
+        if self.n_inside > self.max_waiting:
+            raise HTTPException(429, f"{self.n_inside} requests wait already; come later", {"Retry-After": "1"})
+        self.n_inside += 1
+        try:
+            yield
+        finally:
+            self.n_inside -= 1
+
     async def stream(
-        self, prompt: Sequence[int], body: GenerateBody, deadline_s: float = math.inf
+        self, prompt: Sequence[int], body: GenerateBody, deadline_s: float, note_status: Callable[[int], None]
     ) -> AsyncGenerator[str, None]:
         """Yield an event for each word, then a summary. Whoever stops listening stops the writing.
 
         Args:
             deadline_s: By the monotonic clock; what is not written by then is not sent.
+            note_status: Told the status of a failure: it comes after that of the answer was sent.
         """
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
         is_gone, start_s = False, time.perf_counter()
@@ -107,25 +120,10 @@ class TextService:
             await job
             yield _encode({"done": True, "n_tokens": len(times_s), "first_token_s": times_s[0], "seconds": times_s[-1]})
         except Exception as error:  # the answer has begun: what went wrong is its last event
+            note_status(504 if time.monotonic() > deadline_s else 500)
             yield _encode({"error": describe_error(error)})
         finally:
             is_gone = True
-
-
-class Stream(StreamingResponse):
-    """Sends events, then calls ``on_end`` and notes the request, also where the client went away before the first."""
-
-    def __init__(self, events: AsyncGenerator[str, None], on_end: Callable[[], None], figures: Any):
-        super().__init__(events, media_type="text/event-stream")
-        self._on_end, self._figures = on_end, figures
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begin_s = time.monotonic()
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._on_end()
-            self._figures.note_request(self.status_code, time.monotonic() - begin_s)
 
 
 def _encode(event: Mapping[str, Any]) -> str:
@@ -144,34 +142,21 @@ def open_text_service(artefact: Artefact, table: WordTable | None) -> TextServic
     return TextService(writer, table)
 
 
-def build_router(service: TextService, host: Any) -> APIRouter:
-    """Build the route; the application that includes it checks who asks and how long a body is.
-
-    Args:
-        host: Has ``settings``, ``is_draining`` and ``figures``, and counts in ``n_open`` what a drain waits for.
-    """
+def build_router(service: TextService, settings: Settings) -> APIRouter:
+    """Build the route; the application that includes it checks who asks and how long a body is."""
     router = APIRouter()
 
-    def count(n: int) -> None:
-        service.n_inside += n
-        host.n_open += n
-
-    @router.post("/v1/generate")
+    @router.post("/v1/generate", dependencies=[Depends(service.enter)])
     async def generate(request: Request) -> StreamingResponse:
+        deadline_s = read_deadline_s(request, settings.deadline_s)
         try:  # of whatever type it says it is: curl -d calls it a form
             body = GenerateBody.model_validate_json(await request.body())
+            prompt = service.read_prompt(body)
         except ValidationError as error:
             raise RequestValidationError([each | {"loc": ("body", *each["loc"])} for each in error.errors()]) from None
-        deadline_s = read_deadline_s(request, host.settings.deadline_s, time.monotonic())
-        if service.n_inside > service.max_waiting:
-            raise HTTPException(429, f"{service.n_inside} requests wait already; come later", {"Retry-After": "1"})
-        if host.is_draining:
-            raise HTTPException(503, "the service is draining; come again later", headers={"Retry-After": "1"})
-        try:
-            prompt = service.read_prompt(body)
         except UsageError as error:
             raise HTTPException(422, str(error)) from None
-        count(1)  # here, since many may come before the first stream begins
-        return Stream(service.stream(prompt, body, deadline_s), functools.partial(count, -1), host.figures)
+        note_status = functools.partial(request.scope.__setitem__, STATUS)
+        return StreamingResponse(service.stream(prompt, body, deadline_s, note_status), media_type="text/event-stream")
 
     return router

@@ -20,7 +20,7 @@ NEVER_S = 1e9  # stands for an answer that never came, where a figure has to be 
 OK = 200
 TIMED_OUT, BROKEN, OPEN, CUT_OFF = 0, -1, -2, -3
 NAMES = {TIMED_OUT: "timed out", BROKEN: "connection broken", OPEN: "no answer yet", CUT_OFF: "ended with an error"}
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 MIN_S = 5.0  # of a load that a test ends
 BLAME = 0.5  # of a percentile, counted from the sending on: if that is less, the generator made it
 NEAR = 0.25  # of the limit
@@ -185,7 +185,7 @@ def build_outcome(responses: Responses, plan: LoadPlan, ended: str) -> LoadOutco
         share, n = float((ordered > plan.limit_s).mean()), max(1, int(len(ordered) / dependence))
         late_share = Estimate(measured=share, ci95=compute_proportion_interval(round(share * n), n))
     n_answered, seconds = int(responses.is_answered.sum()), float(responses.ended_s.max())
-    quantiles = QUANTILES | {f"p{100 * plan.quantile:g}".replace(".", ""): plan.quantile}
+    quantiles = QUANTILES | {"p999": 0.999, f"p{100 * plan.quantile:g}".replace(".", ""): plan.quantile}
     response_ms = {name: estimate_quantile(1000 * ordered, q, dependence) for name, q in quantiles.items()}
     slowest_ms, first_ms = 1000 * float(ordered[-1]), 1000 * np.sort(responses.first_s)
     late_ms = 1000 * responses.generator_late_s

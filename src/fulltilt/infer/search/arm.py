@@ -6,8 +6,6 @@ An order is a text: a shape, ``{"batch": 8, "length": 32}`` (null: the longest s
 
 import dataclasses
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fulltilt.errors import FulltiltError
-from fulltilt.hardware import read_rss_bytes
+from fulltilt.hardware import watch_peak_bytes
 from fulltilt.infer.joining import Sample, read_length
 from fulltilt.infer.manifest import Manifest, Policy
 from fulltilt.infer.search.simulate import Sample as Waiting
@@ -47,7 +45,7 @@ def run(message: Mapping[str, Any], link: Link) -> None:
     cold_start_s = time.perf_counter() - begin_s
     lengths = [read_length(sample, artefact.manifest.inputs) for sample in artefact.samples]
     link({"blocks": 0, "cold_start_s": cold_start_s, "lengths": lengths})
-    memory_gib, known = 0.0, dict[str, list[list[Sample]]]()
+    read_peak, known = watch_peak_bytes(artefact.manifest.device), dict[str, list[list[Sample]]]()
     for number, text in enumerate(link.take_orders(), start=1):
         if text == END:
             break
@@ -58,8 +56,7 @@ def run(message: Mapping[str, Any], link: Link) -> None:
             for batch in known[text]:  # every shape once: what compiles has compiled
                 artefact.answer(batch)
         block = take_block(artefact.answer, known[text])
-        memory_gib = max(memory_gib, read_memory_gib())
-        link({"blocks": number, "block": encode(block), "memory_gib": memory_gib})
+        link({"blocks": number, "block": encode(block), "memory_gib": read_peak() / 2**30})
 
 
 def take_block(
@@ -99,11 +96,3 @@ def build_batches(samples: Sequence[Sample], manifest: Manifest, order: Mapping[
         batch, waiting = take_batch(waiting, policy)
         batches.append([samples[each.request] for each in batch])
     return batches
-
-
-def read_memory_gib() -> float:
-    """Read what this process holds: of the GPU where it uses one, else of host memory."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.max_memory_reserved() / 2**30
-    return (read_rss_bytes(os.getpid()) or 0) / 2**30

@@ -45,14 +45,17 @@ class Journal:
         """Return the recorded answer, or find and record it: a value of JSON.
 
         Args:
-            find: Takes ``limit_s``, and raises OverError where it has no answer by then.
+            find: Takes what is left of ``limit_s``, and raises OverError where it has no answer by then.
+            limit_s: Of all attempts together.
             expected_s: What it may take; where less is left it is not begun.
 
         Raises:
             OverError: the time does not suffice. StorageError: the answer cannot be written.
         """
         row = self._known.get(question)
-        if row is None or (row["cut_s"] is not None and limit_s > GROWN * row["cut_s"] + GROWN_S):
+        before_s = row["seconds"] if row else 0.0  # of attempts that were cut
+        if row is None or (row["cut_s"] is not None and limit_s - before_s > GROWN * row["cut_s"] + GROWN_S):
+            limit_s -= before_s
             answer = cut_s = None
             try:
                 if expected_s > limit_s:
@@ -60,7 +63,7 @@ class Journal:
                 answer = json.loads(json.dumps(find(limit_s)))
             except OverError:
                 cut_s = max(0.0, limit_s)
-            row = {"answer": answer, "seconds": round(self._clock() - self._told_s, 3), "cut_s": cut_s}
+            row = {"answer": answer, "seconds": round(before_s + self._clock() - self._told_s, 3), "cut_s": cut_s}
             append_line(self._file, json.dumps({"question": question, **row}))
             self._known[question] = row
         self._handed_s += row["seconds"]

@@ -56,7 +56,7 @@ class Candidate:
         samples_per_s: Offline, on real samples with the best policy: measured in turns where ``gain`` is there,
             else estimated from the surface.
         response_s: Estimated quantile of the response at the load of the targets; ``live`` has the measured one.
-        memory_gib: The most that its process held while it answered.
+        memory_gib: The most that its process held in the last group that measured it; of a finalist, with its policy.
     """
 
     name: str
@@ -93,8 +93,8 @@ class Candidate:
         kept = math.inf if accuracy is None else accuracy.sqnr_db
         if accuracy is not None and accuracy.changed_labels_pct is not None:
             kept = -accuracy.changed_labels_pct
-        response_s = self.live.measured_s if self.live else self.response_s
-        return self.samples_per_s or 0.0, kept, -(self.memory_gib or math.inf), -(response_s or 0.0)
+        response_s = self.live.measured_s if self.live else None  # what is simulated is no measured one's equal
+        return self.samples_per_s or 0.0, kept, -(self.memory_gib or math.inf), -(response_s or math.inf)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,7 +31,7 @@ from fulltilt.infer.search.simulate import BATCHES, Point, Surface, draw_arrival
 from fulltilt.levers import Lever
 from fulltilt.records import Plan, encode
 from fulltilt.stats import Evidence, is_look
-from fulltilt.stats.alternation import LEAST_GROUPS
+from fulltilt.stats.alternation import LEAST_GROUPS, LOOKS
 
 NOTHING = "eager fp32 cannot be measured, so there is nothing to compare with"
 GROUP_SIZE = 5  # processes that live at the same time, eager among them
@@ -39,12 +39,11 @@ LOOK_S, PROOF_S = 0.2, 0.4  # of timed blocks, for each pair of arms and stage; 
 N_FINALISTS = 3
 N_VARIED = 2  # best candidates on which the other levers are tried
 BUILD, VARY = 0.6, 0.85  # of the time before the proof: when all are built, and when their variants are
-PROVE, PROVE_ARMS = 0.25, 3  # kept back for a proof: what so many arms take; beyond so much of the budget, two arms
+PROVE = 0.25  # of the budget, kept back for a proof at most; for one candidate whatever it takes
 ACCEPT, ACCEPT_S = 0.2, 40.0  # kept back for loads: at most so much of the budget, and seconds of each
 FAILED: dict[str, Status] = {"out_of_memory": "out_of_memory", "timeout": "timeout"}
 FIRST_BATCHES = (1, 4)  # of eager, before the lengths are known
-PASS_S = 0.25  # of eager: how long a pass over real samples takes
-PASS_STAGES = 4  # a block of passes takes as long as so many of a point
+PASS_S, PASSES = 0.25, 6  # a pass of eager over real samples; an arm's part of a group takes so many, or less
 PASS_SAMPLES = (32, 1024)
 
 
@@ -71,7 +70,7 @@ class Search:
         self._surface: dict[Point, Evidence[str]] = defaultdict(Evidence)
         self._proof: Evidence[str] = Evidence()
         self._build_s: dict[str, float] = {}  # engine → of the last candidate
-        self._open_s = self._stage_s = 0.0  # of each arm of the last group
+        self._open_s, self._stage_s = 0.0, dict[float, float]()  # of an arm, as in the last group; seconds → of a stage
 
     def run(self) -> None:
         """Search by halving.
@@ -84,6 +83,7 @@ class Search:
         names = self.build(plans, end_s=BUILD * self._look_end_s)
         self.look(names, is_coarse=True, n_groups=1, end_s=VARY * self._look_end_s)
         kept = self.keep_best(names, max(N_FINALISTS, (len(names) + 1) // 2))
+        self.reserve(kept[:N_FINALISTS])
         varied = [self.candidates[name].plan for name in (*kept[:N_VARIED], self.base)]
         variants = [variant for plan in varied for variant in list_variants(self.catalogue, self.facts, plan)]
         added = self.build(variants, end_s=VARY * self._look_end_s)
@@ -104,9 +104,18 @@ class Search:
         for batch, turns in zip(FIRST_BATCHES, group.stages, strict=True):
             self._surface[max(self.lengths), batch].add(turns)
         self._rate(self.base)
-        self._stage_s = max(self._stage_s, 2 * LOOK_S)  # that one had no timed block
-        one_s, several_s = (LEAST_GROUPS * self._expect_s(n, PASS_STAGES) for n in (2, PROVE_ARMS))
-        self._look_end_s -= max(one_s, min(PROVE * self.budget_s, several_s))
+        self._stage_s[LOOK_S] = max(self._stage_s[0.0], 2 * LOOK_S)  # that one had no timed block
+        self.reserve([self.base] * 2)  # others may be like it
+
+    def reserve(self, names: Sequence[str]) -> None:
+        """Keep time back for a proof: of the first candidate in any case, of all within their part of the budget."""
+        rows, longest = [self.candidates[name] for name in (self.base, *names)], max(self.lengths)
+        n_samples = self.order_passes([(row.name, row.policy) for row in rows])[self.base]["n_samples"]
+        longest_per_s = max(self._surface[longest, batch].estimate_rate(self.base) for batch in FIRST_BATCHES)
+        pass_s = n_samples * statistics.fmean(self.lengths) / longest / longest_per_s
+        self._stage_s[PROOF_S] = PASSES * max(PASS_S, pass_s)
+        one_s, all_s = (LEAST_GROUPS * self._expect_s([self.base, *some], 1, PROOF_S) for some in (names[:1], names))
+        self._look_end_s = self._proof_end_s - max(one_s, min(PROVE * self.budget_s, all_s))
 
     def build(self, plans: Sequence[Plan], *, end_s: float) -> list[str]:
         """Build candidates as long as there is time → those that have an artefact."""
@@ -140,7 +149,7 @@ class Search:
         chunks = [names[at : at + GROUP_SIZE - 1] for at in range(0, max(1, len(names)), GROUP_SIZE - 1)]
         for number, chunk in itertools.product(range(n_groups), chunks):
             arms = [self.base, *(name for name in chunk if self.candidates[name].is_alive)]
-            while len(arms) > 2 and self._expect_s(len(arms), len(points)) > end_s - self.bench.spent_s:
+            while len(arms) > 2 and self._expect_s(arms, len(points), LOOK_S) > end_s - self.bench.spent_s:
                 arms.pop()  # a few are better than none
             stages = [{arm: {"batch": batch, "length": length} for arm in arms} for length, batch in points]
             try:
@@ -163,10 +172,9 @@ class Search:
         Raises:
             OverError: there is no time for it.
         """
-        n_stages = len(stages) * (PASS_STAGES if seconds == PROOF_S else 1)
         while True:
             orders = [{arm: order for arm, order in stage.items() if arm in arms} for stage in stages]
-            limits_s = {"limit_s": end_s - self.bench.spent_s, "expected_s": self._expect_s(len(arms), n_stages)}
+            limits_s = {"limit_s": end_s - self.bench.spent_s, "expected_s": self._expect_s(arms, len(stages), seconds)}
             group = self.bench.measure(question, orders, seconds, **limits_s)
             if group.failed is None:
                 break
@@ -177,15 +185,15 @@ class Search:
             arms = [arm for arm in arms if arm != name]
         self.n_groups += 1
         self._open_s = group.open_s / len(arms)
-        self._stage_s = (group.seconds - group.open_s) / len(arms) / n_stages
+        self._stage_s[seconds] = (group.seconds - group.open_s) / len(arms) / len(stages)
         for arm in arms:
             row, said = self.candidates[arm], group.arms[arm]
-            row.cold_start_s = said["cold_start_s"]
-            row.memory_gib = max(row.memory_gib or 0.0, said["memory_gib"])
+            row.cold_start_s, row.memory_gib = said["cold_start_s"], said["memory_gib"]
         return group
 
-    def _expect_s(self, n_arms: int, n_stages: int) -> float:
-        return n_arms * (self._open_s + n_stages * self._stage_s)
+    def _expect_s(self, arms: Sequence[str], n_stages: int, seconds: float) -> float:
+        open_s = sum(self.candidates[arm].cold_start_s or self._open_s for arm in arms)
+        return open_s + len(arms) * n_stages * self._stage_s.get(seconds, 0.0)
 
     def _rate(self, name: str) -> None:
         """Choose the policy of a candidate by its surface so far."""
@@ -227,14 +235,26 @@ class Search:
             self.accept()
 
     def prove(self, names: list[str]) -> None:
-        """Have finalists take turns with eager on real samples until it is decided who is faster."""
-        left_s = self._proof_end_s - self.bench.spent_s
-        while names and LEAST_GROUPS * self._expect_s(1 + len(names), PASS_STAGES) > left_s:
-            self.candidates[names.pop()].drop("untried", f"{OVER} it was proven")
+        """Prove finalists faster than eager, or not: at a time as many as there is time for, the best first."""
+        while True:
+            left_s, some = self._proof_end_s - self.bench.spent_s, list[str]()
+            for name in names:  # another joins where a decision may be expected, and not only the least of a claim
+                n_groups = LOOKS[0] if some else LEAST_GROUPS
+                if n_groups * self._expect_s([self.base, *some, name], 1, PROOF_S) <= left_s:
+                    some.append(name)
+            if not some:
+                break
+            self._take_turns(some)
+            names = [name for name in names if name not in some]
+        for name in names:
+            self.candidates[name].drop("untried", f"{OVER} it was proven")
+
+    def _take_turns(self, names: Sequence[str]) -> None:
+        """Have candidates take turns with eager on real samples until it is decided who is faster."""
         base, *rows = (self.candidates[name] for name in (self.base, *names))
         orders = self.order_passes([(row.name, row.policy) for row in (base, *rows)])
         while alive := [row.name for row in rows if row.is_alive]:
-            number = self._proof.count_groups([self.base])
+            number = self._proof.count_groups([self.base, *alive])
             if is_look(number) and all(self._proof.compare(self.base, name).is_decided for name in alive):
                 break
             try:

@@ -1,8 +1,6 @@
 """Build the application of a service: the HTTP contract, who may use it, health, metrics and the page."""
 
-import base64
-import contextlib
-import hmac
+import asyncio
 import os
 import time
 from collections.abc import Iterable
@@ -15,26 +13,24 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fulltilt.infer.serve.page import render_page
 from fulltilt.infer.serve.service import GONE, Service
-from fulltilt.infer.serve.wire import UNFIT, read_deadline_s, read_samples, write_samples
+from fulltilt.infer.serve.wire import STATUS, UNFIT, read_deadline_s, read_samples, write_samples
 from fulltilt.records import encode
 from fulltilt.web.assets import answer_asset
-from fulltilt.web.gate import Gate
+from fulltilt.web.gate import Door, Gate
 from fulltilt.web.listening import LOOPBACK
 
-MOST_BODY_BYTES = 16 << 20
-TOO_LARGE = {"error": f"the body is beyond {MOST_BODY_BYTES >> 20} MiB; send fewer samples in a request"}
+MOST_BODY_BYTES, MOST_BODY_S = 16 << 20, 60.0  # until its last byte: who stalls takes the room of others
+TOO_LARGE = f"the body is beyond {MOST_BODY_BYTES >> 20} MiB; send fewer samples in a request"
 LARGE_BYTES = 1 << 18  # a body beyond it is read in a thread, so that others are answered meanwhile
 MOST_TOLD = 1 << 20  # numbers in the samples that are offered, 20 MB of JSON
-MOST_OPEN = 2000  # requests whose bodies are held at a time
-HOW = {"WWW-Authenticate": 'Basic realm="fulltilt: the token is the password"'}
-OPEN_PATHS = ("/healthz", "/readyz")
-STATIC = Path(__file__).parent / "static"
+MOST_OPEN, MOST_HELD_BYTES = 2000, 256 << 20  # requests that are open at a time, and their bodies
+OPEN_PATHS, COUNTED_PATHS = ("/healthz", "/readyz"), ("/v1/predict", "/v1/generate")
+STATIC, CLOSE = Path(__file__).parent / "static", {"Connection": "close"}
 
 router = APIRouter()
 
@@ -61,39 +57,19 @@ def build_app(service: Service, *, token: str | None = None, hosts: Iterable[str
     if service.manifest.writes_text:
         from fulltilt.infer.generate.endpoint import build_router, open_text_service
 
-        app.include_router(build_router(open_text_service(service.artefact, service.word_table), service))
+        app.include_router(build_router(open_text_service(service.artefact, service.word_table), service.settings))
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse)
     app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=GONE))
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=MOST_BODY_BYTES)
-    app.add_middleware(Door, token=token)
+    app.add_middleware(Counter, service=service)
+    app.add_middleware(Door, token=token, open_paths=OPEN_PATHS)
     app.add_middleware(Gate, hosts=frozenset(host.lower() for host in hosts))
     return app
 
 
 async def predict(request: Request) -> Response:
-    service, began_s = find_service(request), time.monotonic()
-    service.n_open += 1
-    try:
-        answer = JSONResponse(await _predict(service, request, began_s))
-    except HTTPException as error:
-        answer = await _refuse(request, error)
-    except ClientDisconnect:
-        answer = Response(status_code=GONE)
-    finally:
-        service.n_open -= 1
-    service.figures.note_request(answer.status_code, time.monotonic() - began_s)
-    if service.is_draining:
-        answer.headers["Connection"] = "close"
-    return answer
-
-
-async def _predict(service: Service, request: Request, began_s: float) -> dict[str, Any]:
-    if service.is_draining:
-        raise service.build_refusal(503, "the service is draining; come again later")
-    if service.n_open > MOST_OPEN:
-        raise service.build_refusal(429, f"{MOST_OPEN:,} requests are open already; come again later")
-    deadline_s = read_deadline_s(request, service.settings.deadline_s, began_s)
+    service = find_service(request)
+    deadline_s = read_deadline_s(request, service.settings.deadline_s)
     body = await request.body()
     given = (body, service.manifest, service.word_table, service.settings.n_waiting)
     samples = await run_in_threadpool(read_samples, *given) if len(body) > LARGE_BYTES else read_samples(*given)
@@ -103,7 +79,8 @@ async def _predict(service: Service, request: Request, began_s: float) -> dict[s
         if isinstance(outputs, Exception):
             raise HTTPException(500, f"inputs[{n}]: {outputs}")
         answered.append(outputs)
-    return {"outputs": write_samples(answered), "cached": [source in ("memory", "disk") for _, source in found]}
+    cached = [source in ("memory", "disk") for _, source in found]
+    return JSONResponse({"outputs": write_samples(answered), "cached": cached})
 
 
 @router.get("/v1/manifest")
@@ -148,31 +125,62 @@ async def _refuse(request: Request, error: Exception) -> Response:
         said = "; ".join(": ".join([*map(str, each["loc"][1:]), each["msg"]]) for each in error.errors())
         return JSONResponse({"error": said.encode(errors="replace").decode()}, UNFIT)
     assert isinstance(error, HTTPException)
-    is_large = error.status_code == 413 and error.detail == "Content Too Large"  # as Starlette has it
-    return JSONResponse(TOO_LARGE if is_large else {"error": error.detail}, error.status_code, error.headers)
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-class Door:
-    """Asks for the token, and refuses bodies that say they are too large."""
+class Counter:
+    """Counts requests to predict and generate until their answers have ended, and bounds their number and bodies."""
 
-    def __init__(self, app: ASGIApp, *, token: str | None):
-        self._app, self._token = app, token
+    def __init__(self, app: ASGIApp, *, service: Service):
+        self._app, self._service, self._n_bytes = app, service, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._app
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            if int(headers.get(b"content-length", 0)) > MOST_BODY_BYTES:
-                answer = JSONResponse(TOO_LARGE, 413)
-            if self._token and scope["path"] not in OPEN_PATHS and not _is_token(headers, self._token):
-                answer = JSONResponse({"error": "a token is needed: Authorization: Bearer …"}, 401, HOW)
-        await answer(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] not in COUNTED_PATHS:
+            await self._app(scope, receive, send)
+            return
+        service, began_s, status, n_bytes = self._service, time.monotonic(), GONE, 0
+        end_s: float | None = asyncio.get_running_loop().time() + MOST_BODY_S
 
+        async def take() -> Message:
+            nonlocal n_bytes, end_s
+            try:
+                async with asyncio.timeout_at(end_s):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body took over {MOST_BODY_S:g} s; send it faster", CLOSE) from None
+            end_s = end_s if message.get("more_body") else None
+            n_bytes += (n_more := len(message.get("body", b"")))
+            self._n_bytes += n_more
+            if n_bytes > MOST_BODY_BYTES:
+                raise HTTPException(413, TOO_LARGE, CLOSE)
+            if n_more and self._n_bytes > MOST_HELD_BYTES:
+                raise service.build_refusal(429, f"bodies of {MOST_HELD_BYTES >> 20} MiB are held; come again later")
+            return message
 
-def _is_token(headers: dict[bytes, bytes], token: str) -> bool:
-    """Say whether the token is given: by programs as a bearer, by browsers as a password."""
-    kind, _, value = headers.get(b"authorization", b"").partition(b" ")
-    if kind.lower() == b"basic":
-        with contextlib.suppress(ValueError):
-            value = base64.b64decode(value).partition(b":")[2]
-    return hmac.compare_digest(value.strip(), token.encode())
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                scope[STATUS] = message["status"]
+                message["headers"] += [(b"connection", b"close")] * service.is_draining
+            elif not message.get("more_body"):
+                status = scope[STATUS]
+            await send(message)
+
+        refusal = None
+        if service.is_draining:
+            refusal = service.build_refusal(503, "the service is draining; come again later")
+        elif service.n_open >= MOST_OPEN:
+            refusal = service.build_refusal(429, f"{MOST_OPEN:,} requests are open already; come again later")
+        elif int(dict(scope["headers"]).get(b"content-length", 0)) > MOST_BODY_BYTES:
+            refusal = HTTPException(413, TOO_LARGE)
+        answer = self._app if refusal is None else await _refuse(Request(scope), refusal)
+        service.n_open += 1
+        try:
+            await answer(scope, take, tell)
+        except Exception:
+            status = 500  # it is answered outside
+            raise
+        finally:
+            service.n_open -= 1
+            self._n_bytes -= n_bytes
+            service.figures.note_request(status, time.monotonic() - began_s)

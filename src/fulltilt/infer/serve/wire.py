@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from fulltilt.infer.manifest import InputSpec, Manifest
 from fulltilt.records.words import WordTable
 
 MALFORMED, UNFIT = 400, 422
+STATUS = "fulltilt.status"  # in a request's scope: as its answer was sent, or as a stream failed after that
 TAKEN = {"f": "fiu", "i": "iu", "u": "iu", "b": "b"}  # kind of an input → kinds of numbers that it takes
 
 
@@ -27,10 +29,12 @@ def read_samples(body: bytes, manifest: Manifest, words: WordTable | None, most:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise HTTPException(MALFORMED, f'the body is not JSON ({error}); send {{"inputs": [sample, …]}}') from None
-    kind = "texts" if isinstance(document, dict) and "texts" in document else "inputs"
-    given = document.get(kind) if isinstance(document, dict) else None
+    kinds = [*({"inputs", "texts"} & document.keys())] if isinstance(document, dict) else []
+    given = document[kinds[0]] if len(kinds) == 1 else None
     if not isinstance(given, list):
-        raise HTTPException(MALFORMED, f'the body is not {{"{kind}": [sample, …]}}; send an object with a list')
+        said = 'the body is not {"inputs": [sample, …]}, nor {"texts": ["…", …]}; send an object with one such list'
+        raise HTTPException(MALFORMED, said)
+    kind = kinds[0]
     if not given:
         raise HTTPException(UNFIT, f"{kind} holds no sample; send at least one")
     if len(given) > most:
@@ -101,11 +105,11 @@ def _check_lengths(sample: Sample, manifest: Manifest) -> None:
             raise ValueError(f"its length is {length}")
 
 
-def read_deadline_s(request: Request, usual_s: float | None, began_s: float) -> float:
+def read_deadline_s(request: Request, usual_s: float | None) -> float:
     """Return when a request's time is over, by the monotonic clock; infinite: never. Raises HTTPException (400)."""
     given = request.headers.get("x-deadline-ms")
     try:
         seconds = usual_s if given is None else int(given) / 1000
     except (ValueError, OverflowError):
         raise HTTPException(MALFORMED, f"X-Deadline-Ms {given!r:.40} is no whole number; send milliseconds") from None
-    return math.inf if seconds is None else began_s + seconds
+    return math.inf if seconds is None else time.monotonic() + seconds
