@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data._utils import signal_handling
 
 from fulltilt.data import DATASETS, build_loader, explain_loader_error, make_sensor_hdf5
+from fulltilt.data.loading import worker_signals
 from fulltilt.data.loading.worker_signals import end_workers, list_workers
 from fulltilt.engine.step.data_waits import DataWaits
 from fulltilt.errors import DataError, StorageError, UsageError, WorkerDiedError
@@ -100,13 +101,19 @@ def test_a_dead_worker_is_explained(how, words, persistent):
 @leaves_torch_files
 @pytest.mark.usefixtures("kills_workers")
 @pytest.mark.parametrize("hand_on", [iter, DataWaits().count])
-def test_a_worker_killed_from_outside_is_explained_whatever_hands_its_batches_on(hand_on):
+def test_a_worker_killed_from_outside_is_explained_whatever_hands_its_batches_on(hand_on, monkeypatch):
     """A run that holds itself to a promise counts the time that it waits for batches."""
+    monkeypatch.setattr(worker_signals, "POLL_S", 0.1)
     batches = iter(build(lambda: None, batch_size=1, num_workers=1))
     handed = hand_on(batches)
     next(handed)
     (worker,) = list_workers(batches)
+    torchs = signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # it raises wherever this thread is: outside of the loader too
     os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    signal.signal(signal.SIGCHLD, torchs)
     assert f"(pid {worker.pid}) died: killed by SIGKILL" in str(explain(lambda: list(handed)))
     with pytest.raises(ValueError, match="Cannot find"):  # torch's handler no longer knows of it
         signal_handling._remove_worker_pids(id(batches))

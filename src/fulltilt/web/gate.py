@@ -105,9 +105,8 @@ class Door:
         self._app, self._token, self._open_paths = app, token, open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer, token = self._app, self._token
-        is_asked = token and scope["type"] == "http" and scope["path"] not in self._open_paths
-        if is_asked and not _is_token(dict(scope["headers"]), token):
+        answer, is_open = self._app, scope["type"] != "http" or scope["path"] in self._open_paths
+        if self._token and not is_open and not _is_token(dict(scope["headers"]), self._token):
             answer = JSONResponse({"error": "a token is needed: Authorization: Bearer …"}, 401, HOW)
         await answer(scope, receive, send)
 
