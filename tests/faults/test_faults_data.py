@@ -110,7 +110,7 @@ def test_a_worker_killed_from_outside_is_explained_whatever_hands_its_batches_on
     (worker,) = list_workers(batches)
     torchs = signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
-    )  # it raises wherever this thread is: outside of the loader too
+    )  # it raises wherever this thread is
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
     signal.signal(signal.SIGCHLD, torchs)
