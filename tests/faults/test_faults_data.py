@@ -108,9 +108,7 @@ def test_a_worker_killed_from_outside_is_explained_whatever_hands_its_batches_on
     handed = hand_on(batches)
     next(handed)
     (worker,) = list_workers(batches)
-    torchs = signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # it raises wherever this thread is
+    torchs = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it raises wherever this thread is
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
     signal.signal(signal.SIGCHLD, torchs)

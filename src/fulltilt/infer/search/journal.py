@@ -45,17 +45,15 @@ class Journal:
         """Return the recorded answer, or find and record it: a value of JSON.
 
         Args:
-            find: Takes what is left of ``limit_s``, and raises OverError where it has no answer by then.
-            limit_s: Of all attempts together.
+            find: Takes ``limit_s``, and raises OverError where it has no answer by then.
             expected_s: What it may take; where less is left it is not begun.
 
         Raises:
             OverError: the time does not suffice. StorageError: the answer cannot be written.
         """
         row = self._known.get(question)
-        before_s = row["seconds"] if row else 0.0  # of attempts that were cut
-        if row is None or (row["cut_s"] is not None and limit_s - before_s > GROWN * row["cut_s"] + GROWN_S):
-            limit_s -= before_s
+        if row is None or (row["cut_s"] is not None and limit_s > GROWN * row["cut_s"] + GROWN_S):
+            before_s = row["seconds"] if row else 0.0  # of attempts that were cut
             answer = cut_s = None
             try:
                 if expected_s > limit_s:

@@ -39,7 +39,7 @@ LOOK_S, PROOF_S = 0.2, 0.4  # of timed blocks, for each pair of arms and stage; 
 N_FINALISTS = 3
 N_VARIED = 2  # best candidates on which the other levers are tried
 BUILD, VARY = 0.6, 0.85  # of the time before the proof: when all are built, and when their variants are
-PROVE = 0.25  # of the budget, kept back for a proof at most; for one candidate whatever it takes
+PROVE, SLACK = 0.25, 1.1  # of the budget, kept back for a proof at most; for one candidate what it takes, and some
 ACCEPT, ACCEPT_S = 0.2, 40.0  # kept back for loads: at most so much of the budget, and seconds of each
 FAILED: dict[str, Status] = {"out_of_memory": "out_of_memory", "timeout": "timeout"}
 FIRST_BATCHES = (1, 4)  # of eager, before the lengths are known
@@ -70,7 +70,7 @@ class Search:
         self._surface: dict[Point, Evidence[str]] = defaultdict(Evidence)
         self._proof: Evidence[str] = Evidence()
         self._build_s: dict[str, float] = {}  # engine → of the last candidate
-        self._open_s, self._stage_s = 0.0, dict[float, float]()  # of an arm, as in the last group; seconds → of a stage
+        self._start_s, self._stage_s = 0.0, dict[float, float]()  # of an arm's process; seconds → of an arm's stage
 
     def run(self) -> None:
         """Search by halving.
@@ -114,8 +114,9 @@ class Search:
         longest_per_s = max(self._surface[longest, batch].estimate_rate(self.base) for batch in FIRST_BATCHES)
         pass_s = n_samples * statistics.fmean(self.lengths) / longest / longest_per_s
         self._stage_s[PROOF_S] = PASSES * max(PASS_S, pass_s)
-        one_s, all_s = (LEAST_GROUPS * self._expect_s([self.base, *some], 1, PROOF_S) for some in (names[:1], names))
-        self._look_end_s = self._proof_end_s - max(one_s, min(PROVE * self.budget_s, all_s))
+        one_s, all_s = (self._expect_s([self.base, *some], 1, PROOF_S) for some in (names[:1], names))
+        kept_s = max(SLACK * LEAST_GROUPS * one_s, min(PROVE * self.budget_s, LOOKS[0] * all_s))
+        self._look_end_s = self._proof_end_s - kept_s
 
     def build(self, plans: Sequence[Plan], *, end_s: float) -> list[str]:
         """Build candidates as long as there is time → those that have an artefact."""
@@ -184,7 +185,7 @@ class Search:
             self.candidates[name].drop(FAILED.get(status, "failed"), reason)
             arms = [arm for arm in arms if arm != name]
         self.n_groups += 1
-        self._open_s = group.open_s / len(arms)
+        self._start_s = max(0.0, group.open_s - sum(group.arms[arm]["cold_start_s"] for arm in arms)) / len(arms)
         self._stage_s[seconds] = (group.seconds - group.open_s) / len(arms) / len(stages)
         for arm in arms:
             row, said = self.candidates[arm], group.arms[arm]
@@ -192,8 +193,8 @@ class Search:
         return group
 
     def _expect_s(self, arms: Sequence[str], n_stages: int, seconds: float) -> float:
-        open_s = sum(self.candidates[arm].cold_start_s or self._open_s for arm in arms)
-        return open_s + len(arms) * n_stages * self._stage_s.get(seconds, 0.0)
+        cold_s = [self.candidates[arm].cold_start_s or self.candidates[self.base].cold_start_s or 0.0 for arm in arms]
+        return sum(cold_s) + len(arms) * (self._start_s + n_stages * self._stage_s.get(seconds, 0.0))
 
     def _rate(self, name: str) -> None:
         """Choose the policy of a candidate by its surface so far."""
@@ -248,6 +249,8 @@ class Search:
             names = [name for name in names if name not in some]
         for name in names:
             self.candidates[name].drop("untried", f"{OVER} it was proven")
+        for row in filter(lambda row: row.gain, self.candidates.values()):  # of one rate of eager, over all groups
+            row.samples_per_s = self.estimate_rate(self._proof, row.name)
 
     def _take_turns(self, names: Sequence[str]) -> None:
         """Have candidates take turns with eager on real samples until it is decided who is faster."""
@@ -266,11 +269,10 @@ class Search:
             base.samples_per_s = self._proof.estimate_rate(self.base)
         for row in filter(lambda row: row.is_alive, rows):
             known = self._proof.compare(self.base, row.name)
-            if known.n_groups < LEAST_GROUPS:
+            row.gain = known if known.n_groups >= LEAST_GROUPS else None
+            if row.gain is None:
                 row.drop("untried", f"{OVER} it was proven")
-                continue
-            row.gain, row.samples_per_s = known, self.estimate_rate(self._proof, row.name)
-            if known.verdict == "faster":
+            elif known.verdict == "faster":
                 row.status = "offered"
             else:
                 low, high = (1 + pct / 100 for pct in known.ci_pct)
