@@ -255,7 +255,7 @@ def test_a_load_that_decides_nothing_leaves_a_candidate_offered(tmp_path, monkey
     [
         (("onnx fp32", "onnx fp32, 1 thread"), 180.0, 1),
         (("onnx fp32", "onnx fp32, 1 thread"), 360.0, 2),
-        (("onnx int8", "onnx int8, 1 thread"), 360.0, 1),
+        (("onnx int8", "onnx int8, 1 thread"), 420.0, 1),
         ((), 180.0, 3),
     ],
     ids=["others are fast", "others are fast, more time", "the best are slow", "none"],

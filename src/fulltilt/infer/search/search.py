@@ -39,7 +39,7 @@ LOOK_S, PROOF_S = 0.2, 0.4  # of timed blocks, for each pair of arms and stage; 
 N_FINALISTS = 3
 N_VARIED = 2  # best candidates on which the other levers are tried
 BUILD, VARY = 0.6, 0.85  # of the time before the proof: when all are built, and when their variants are
-PROVE, SLACK = 0.25, 1.1  # of the budget, kept back for a proof at most; for one candidate what it takes, and some
+PROVE = 0.25  # of the budget, kept back for a proof at most; for one candidate whatever it takes
 ACCEPT, ACCEPT_S = 0.2, 40.0  # kept back for loads: at most so much of the budget, and seconds of each
 FAILED: dict[str, Status] = {"out_of_memory": "out_of_memory", "timeout": "timeout"}
 FIRST_BATCHES = (1, 4)  # of eager, before the lengths are known
@@ -115,7 +115,7 @@ class Search:
         pass_s = n_samples * statistics.fmean(self.lengths) / longest / longest_per_s
         self._stage_s[PROOF_S] = PASSES * max(PASS_S, pass_s)
         one_s, all_s = (self._expect_s([self.base, *some], 1, PROOF_S) for some in (names[:1], names))
-        kept_s = max(SLACK * LEAST_GROUPS * one_s, min(PROVE * self.budget_s, LOOKS[0] * all_s))
+        kept_s = max(LEAST_GROUPS * one_s, min(PROVE * self.budget_s, LOOKS[0] * all_s))
         self._look_end_s = self._proof_end_s - kept_s
 
     def build(self, plans: Sequence[Plan], *, end_s: float) -> list[str]:
