@@ -41,9 +41,7 @@ N_SAMPLES = 256  # that requests take turns with, as many as an artefact keeps
 MEMORY_EVERY_S = 0.05
 WARM_UP_S = 1.0
 MIN_WARM_UP = 3
-BLOCK_S = 0.2
-N_BLOCKS = 15
-MIN_BLOCKS = 5
+BLOCK_S, N_BLOCKS, MIN_BLOCKS = 0.2, 15, 5
 MAX_BLOCKS_S = 30.0  # a slow model is measured in fewer blocks
 FIRST_TEST, LOOK_GROWTH = 50, 1.1  # requests
 

@@ -26,8 +26,7 @@ from fulltilt.infer.serve.service import Settings
 from fulltilt.infer.serve.wire import STATUS, read_deadline_s
 from fulltilt.records.words import WordTable
 
-MAX_WAITING = 16
-MAX_NEW_TOKENS = 4096
+MAX_WAITING, MAX_NEW_TOKENS = 16, 4096
 
 
 class GenerateBody(Sampling):

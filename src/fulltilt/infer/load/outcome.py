@@ -17,8 +17,7 @@ from fulltilt.stats.sequential import ShareTest, estimate_dependence, judge_shar
 Verdict = Literal["met", "missed", "not proven"]
 Floats = NDArray[np.float64]
 NEVER_S = 1e9  # stands for an answer that never came, where a figure has to be finite
-OK = 200
-TIMED_OUT, BROKEN, OPEN, CUT_OFF = 0, -1, -2, -3
+OK, TIMED_OUT, BROKEN, OPEN, CUT_OFF = 200, 0, -1, -2, -3
 NAMES = {TIMED_OUT: "timed out", BROKEN: "connection broken", OPEN: "no answer yet", CUT_OFF: "ended with an error"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 MIN_S = 5.0  # of a load that a test ends

@@ -8,12 +8,10 @@
 6. The best three take turns with eager on real samples, each with its policy, until it is decided who is faster.
 7. Where a response is a target, they are served and loaded, and accepted by a sequential test.
 
-Each part has its share of the budget. What it begins is to end within that, by what the last such step took, and is
-ended otherwise.
+Each part has its share of the budget, and begins what is expected to end within that; the rest is ended.
 """
 
 import dataclasses
-import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -115,8 +113,7 @@ class Search:
         pass_s = n_samples * statistics.fmean(self.lengths) / longest / longest_per_s
         self._stage_s[PROOF_S] = PASSES * max(PASS_S, pass_s)
         one_s, all_s = (self._expect_s([self.base, *some], 1, PROOF_S) for some in (names[:1], names))
-        kept_s = max(LEAST_GROUPS * one_s, min(PROVE * self.budget_s, LOOKS[0] * all_s))
-        self._look_end_s = self._proof_end_s - kept_s
+        self._look_end_s = self._proof_end_s - max(LEAST_GROUPS * one_s, min(PROVE * self.budget_s, LOOKS[0] * all_s))
 
     def build(self, plans: Sequence[Plan], *, end_s: float) -> list[str]:
         """Build candidates as long as there is time → those that have an artefact."""
@@ -147,18 +144,22 @@ class Search:
         """Measure points of candidates beside eager, and choose their policies."""
         one_s = 1 / self._surface[max(self.lengths), 1].estimate_rate(self.base)
         points = plan_points(self.lengths, one_s, is_coarse=is_coarse, max_batch=1 if self.are_alone else BATCHES[-1])
-        chunks = [names[at : at + GROUP_SIZE - 1] for at in range(0, max(1, len(names)), GROUP_SIZE - 1)]
-        for number, chunk in itertools.product(range(n_groups), chunks):
-            arms = [self.base, *(name for name in chunk if self.candidates[name].is_alive)]
-            while len(arms) > 2 and self._expect_s(arms, len(points), LOOK_S) > end_s - self.bench.spent_s:
-                arms.pop()  # a few are better than none
-            stages = [{arm: {"batch": batch, "length": length} for arm in arms} for length, batch in points]
-            try:
-                group = self.measure(f"look {number} at {len(points)}", arms, stages, LOOK_S, end_s)
-            except OverError:
-                break
-            for point, turns in zip(points, group.stages, strict=True):
-                self._surface[point].add(turns)
+        for number in range(n_groups):
+            rest = [name for name in names if self.candidates[name].is_alive]
+            while True:
+                arms = [self.base, *rest[: GROUP_SIZE - 1]]
+                while len(arms) > 2 and self._expect_s(arms, len(points), LOOK_S) > end_s - self.bench.spent_s:
+                    arms.pop()  # it is measured with the next ones, or not at all
+                rest = rest[len(arms) - 1 :]
+                stages = [{arm: {"batch": batch, "length": length} for arm in arms} for length, batch in points]
+                try:
+                    group = self.measure(f"look {number} at {len(points)}", arms, stages, LOOK_S, end_s)
+                except OverError:
+                    break
+                for point, turns in zip(points, group.stages, strict=True):
+                    self._surface[point].add(turns)
+                if not rest:
+                    break
         for name in (self.base, *filter(lambda name: self.candidates[name].is_alive, names)):
             if self._list_points(name):
                 self._rate(name)
@@ -193,7 +194,8 @@ class Search:
         return group
 
     def _expect_s(self, arms: Sequence[str], n_stages: int, seconds: float) -> float:
-        cold_s = [self.candidates[arm].cold_start_s or self.candidates[self.base].cold_start_s or 0.0 for arm in arms]
+        rows, base_s = [self.candidates[arm] for arm in arms], self.candidates[self.base].cold_start_s or 0.0
+        cold_s = [row.cold_start_s or max(base_s, (row.build_s or 0.0) / 2) for row in rows]  # building opens it, too
         return sum(cold_s) + len(arms) * (self._start_s + n_stages * self._stage_s.get(seconds, 0.0))
 
     def _rate(self, name: str) -> None:
@@ -247,6 +249,8 @@ class Search:
                 break
             self._take_turns(some)
             names = [name for name in names if name not in some]
+            if self.goal.is_capacity:  # what is left is for the loads
+                break
         for name in names:
             self.candidates[name].drop("untried", f"{OVER} it was proven")
         for row in filter(lambda row: row.gain, self.candidates.values()):  # of one rate of eager, over all groups
