@@ -175,9 +175,9 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
     limit_ms, quantile = args.p99_ms or args.limit_ms, 0.99 if args.p99_ms else args.percentile / 100
     rate_per_s = args.requests_per_s
     manifest = {} if args.inputs else _fetch_manifest(args.url, token)
-    is_told = args.scenario != "server" or (limit_ms and rate_per_s)
-    promise, stated = (None, None) if is_told else (_read_promise(manifest), _read_stated(manifest))
-    told = promise or stated
+    is_open = args.scenario == "server" and not (limit_ms and rate_per_s)  # what the flags leave to the server
+    promise = _read_promise(manifest) if is_open else None
+    told = promise or (_read_stated(manifest) if is_open else None)
     new_tokens = _read_new_tokens(manifest, args.new_tokens)
     if promise and not limit_ms:
         limit_ms, quantile = 1000 * promise["limit_s"], promise["quantile"]

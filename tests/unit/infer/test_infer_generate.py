@@ -157,7 +157,7 @@ def test_first_word_and_words_a_second_are_targets():
 
 
 def build_client(model=None, max_waiting=16):
-    """Build a client of a server that writes, and what the server says of itself and takes for a usual deadline."""
+    """Build a server that writes → a client of it, its service, and the settings that its route reads."""
     testclient = pytest.importorskip("fastapi.testclient")
     from tests.unit.infer.test_infer_service import Server
 

@@ -17,7 +17,6 @@ from fulltilt.config import inference_plan_of, load_config
 from fulltilt.infer.artefact import Artefact, build_artefact
 from fulltilt.infer.manifest import InputSpec, Policy
 from fulltilt.infer.model import build_inference_model
-from fulltilt.infer.serve import app
 from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
 from fulltilt.infer.serve.service import GONE, Service, Settings
 from fulltilt.records import dumps
@@ -198,53 +197,6 @@ def test_bodies_and_requests_beyond_the_limits_are_refused():
     assert "4 samples are more than may wait (3); send fewer" in too_many.text
     said = {"error": "the body is beyond 16 MiB; send fewer samples in a request"}
     assert too_large.json() == endless.json() == said
-
-
-def test_bodies_that_are_held_are_bounded_together(monkeypatch):
-    monkeypatch.setattr(app, "MOST_HELD_BYTES", 50)
-    server, spaces = Server(), " " * 30
-
-    async def converse(client):
-        server.model.gate.clear()
-        held = asyncio.create_task(post(client, '{"inputs": [[1]]}' + spaces))
-        await wait_for(server.model.has_begun.is_set)
-        refused = await post(client, '{"inputs": [[2]]}' + spaces)
-        server.model.gate.set()
-        return refused, await held, await post(client, '{"inputs": [[2]]}' + spaces)
-
-    refused, held, later = server.run(converse)
-    assert [answer.status_code for answer in (refused, held, later)] == [429, 200, 200]
-    assert int(refused.headers["retry-after"]) >= 1
-
-
-def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(app, "MOST_BODY_S", 0.05)
-    server = Server()
-
-    async def converse(client):
-        async def send_slowly():
-            yield b'{"inputs": '
-            await asyncio.sleep(5)
-            yield b"[[1]]}"
-
-        refused = await client.post("/v1/predict", content=send_slowly())
-        return refused, await post(client, [[1]]), server.service.n_open
-
-    refused, answered, n_open = server.run(converse)
-    assert (refused.status_code, answered.status_code, n_open) == (408, 200, 0)
-    assert "over 0.05 s" in refused.json()["error"]
-
-
-def test_a_failure_that_nobody_expected_is_noted_as_one(monkeypatch):
-    async def fail(*_, **__):
-        raise OSError("planted")
-
-    server = Server()
-    monkeypatch.setattr(server.service, "answer", fail)
-    with pytest.raises(OSError, match="planted"):
-        server.ask([[1]])
-    ((_, _, status),), _ = server.service.figures.list_requests()
-    assert (status, server.service.n_open) == (500, 0)
 
 
 @pytest.mark.parametrize(("poison", "said"), [(FAILS, "out of bounds"), (IS_NAN, "are NaN or infinite")])

@@ -1,4 +1,4 @@
-"""What a server keeps of its requests, what it leaves out of collections of garbage, and how it ends."""
+"""What a server keeps and bounds of its requests, what it leaves out of collections of garbage, and how it ends."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tests.unit.infer.fake_artefact import FakeArtefact
+from tests.unit.infer.test_infer_service import Server, post, wait_for
 
-from fulltilt.infer.serve import serving
+from fulltilt.infer.serve import app, serving
 from fulltilt.infer.serve.figures import MOST_RECENT, Figures
 from fulltilt.infer.serve.page import render_page
 from fulltilt.infer.serve.service import Service, Settings
@@ -69,3 +70,50 @@ def test_requests_that_the_drain_was_too_short_for_are_counted(service, monkeypa
 
     monkeypatch.setattr(serving.DrainingServer, "run", run)
     assert serving.serve(service, **TOLD) == 3
+
+
+def test_bodies_that_are_held_are_bounded_together(monkeypatch):
+    monkeypatch.setattr(app, "MOST_HELD_BYTES", 50)
+    server, spaces = Server(), " " * 30
+
+    async def converse(client):
+        server.model.gate.clear()
+        held = asyncio.create_task(post(client, '{"inputs": [[1]]}' + spaces))
+        await wait_for(server.model.has_begun.is_set)
+        refused = await post(client, '{"inputs": [[2]]}' + spaces)
+        server.model.gate.set()
+        return refused, await held, await post(client, '{"inputs": [[2]]}' + spaces)
+
+    refused, held, later = server.run(converse)
+    assert [answer.status_code for answer in (refused, held, later)] == [429, 200, 200]
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(app, "MOST_BODY_S", 0.05)
+    server = Server()
+
+    async def converse(client):
+        async def send_slowly():
+            yield b'{"inputs": '
+            await asyncio.sleep(5)
+            yield b"[[1]]}"
+
+        refused = await client.post("/v1/predict", content=send_slowly())
+        return refused, await post(client, [[1]]), server.service.n_open
+
+    refused, answered, n_open = server.run(converse)
+    assert (refused.status_code, answered.status_code, n_open) == (408, 200, 0)
+    assert "over 0.05 s" in refused.json()["error"]
+
+
+def test_a_failure_that_nobody_expected_is_noted_as_one(monkeypatch):
+    async def fail(*_, **__):
+        raise OSError("planted")
+
+    server = Server()
+    monkeypatch.setattr(server.service, "answer", fail)
+    with pytest.raises(OSError, match="planted"):
+        server.ask([[1]])
+    ((_, _, status),), _ = server.service.figures.list_requests()
+    assert (status, server.service.n_open) == (500, 0)

@@ -8,7 +8,7 @@
 6. The best three take turns with eager on real samples, each with its policy, until it is decided who is faster.
 7. Where a response is a target, they are served and loaded, and accepted by a sequential test.
 
-Each part has its share of the budget, and begins what is expected to end within that; the rest is ended.
+Each part has its share of the budget. It begins what is expected to end in that, and ends what does not.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ class Search:
         self._surface: dict[Point, Evidence[str]] = defaultdict(Evidence)
         self._proof: Evidence[str] = Evidence()
         self._build_s: dict[str, float] = {}  # engine → of the last candidate
-        self._start_s, self._stage_s = 0.0, dict[float, float]()  # of an arm's process; seconds → of an arm's stage
+        self._start_s, self._stage_s = 0.0, dict[float, float]()  # of an arm: to start; seconds of blocks → of a stage
 
     def run(self) -> None:
         """Search by halving.
@@ -241,7 +241,7 @@ class Search:
         """Prove finalists faster than eager, or not: at a time as many as there is time for, the best first."""
         while True:
             left_s, some = self._proof_end_s - self.bench.spent_s, list[str]()
-            for name in names:  # another joins where a decision may be expected, and not only the least of a claim
+            for name in names:  # for one the fewest groups of a claim are enough; others join up to the first decision
                 n_groups = LOOKS[0] if some else LEAST_GROUPS
                 if n_groups * self._expect_s([self.base, *some, name], 1, PROOF_S) <= left_s:
                     some.append(name)
@@ -249,7 +249,7 @@ class Search:
                 break
             self._take_turns(some)
             names = [name for name in names if name not in some]
-            if self.goal.is_capacity:  # what is left is for the loads
+            if self.goal.is_capacity and len(self.offered) > 1:  # what is left is for the loads
                 break
         for name in names:
             self.candidates[name].drop("untried", f"{OVER} it was proven")
