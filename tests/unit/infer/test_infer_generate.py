@@ -326,6 +326,20 @@ def test_a_flood_is_refused_and_an_error_midway_is_the_last_event():
     assert (list_statuses(host), host.n_open) == ([500], 0), "though 200 was sent before"
 
 
+def test_a_deadline_is_noted_as_one_also_where_it_is_heard_of_a_moment_early(monkeypatch):
+    from fulltilt.infer.generate import endpoint
+
+    model, now_s = build_gpt(), time.monotonic()
+    read_on = model.read_on
+    model.read_on = lambda *given: time.sleep(0.05) or read_on(*given)
+    clocks = {"monotonic": lambda: now_s, "perf_counter": time.perf_counter}
+    monkeypatch.setattr(endpoint, "time", SimpleNamespace(**clocks))  # it stands still before the deadline
+    client, host, _ = build_client(model)
+    asked = {"json": {"tokens": [1], "max_new_tokens": 3}, "headers": {"X-Deadline-Ms": "1"}}
+    assert "the deadline passed after 0 words" in read_events(client.post("/v1/generate", **asked))[-1]["error"]
+    assert list_statuses(host) == [504]
+
+
 def test_a_deadline_ends_the_writing_and_the_next_request_is_served():
     model = build_gpt()
     read_on, n_read = model.read_on, []

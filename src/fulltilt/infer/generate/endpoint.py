@@ -119,7 +119,7 @@ class TextService:
             await job
             yield _encode({"done": True, "n_tokens": len(times_s), "first_token_s": times_s[0], "seconds": times_s[-1]})
         except Exception as error:  # the answer has begun: what went wrong is its last event
-            note_status(504 if time.monotonic() > deadline_s else 500)
+            note_status(504 if isinstance(error, UsageError) else 500)  # of the user's, only the deadline is left here
             yield _encode({"error": describe_error(error)})
         finally:
             is_gone = True
