@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import statistics
 from collections.abc import Callable
 from http.client import HTTPException
 from urllib.request import urlopen
@@ -21,6 +21,7 @@ from fulltilt.infer.search.simulate import Arrivals, Service, compute_quantile_s
 CALIBRATION_S = 6.0  # of each of two loads
 SELDOM, OFTEN = 0.15, 0.65  # of what is answered with requests waiting: few requests meet, and many do
 N_ROUNDS, N_HALVINGS = 3, 10
+WAITS = np.random.default_rng(0).exponential(1.0, 1000)
 FITTED = 0.85  # that quantile of responses: queues show in it, and other work of the machine hardly
 
 
@@ -32,9 +33,10 @@ def cut(arrivals: Arrivals, n: int) -> Arrivals:
 def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, served_per_s: float) -> Service:
     """Measure in the server what the surface does not know, at two loads by the same arrivals that are simulated.
 
-    A call takes longer than where it follows another on an idle machine: the server tells how long. Where few requests
-    meet, the rest of a response is what it takes beside the model. How much of that a sample keeps from others shows in
-    the queue where many meet.
+    A call takes longer than where it follows another on an idle machine: the server tells how much in the mean, and it
+    varies as waits for the interpreter and for a core do, about exponentially. Where few requests meet, the rest of a
+    response is what it takes beside the model. How much of that a sample keeps from others shows in the queue where
+    many meet.
 
     Args:
         served_per_s: Requests that are answered where some always wait.
@@ -61,19 +63,18 @@ def calibrate(url: str, row: Candidate, goal: Goal, arrivals: Arrivals, served_p
         raise FulltiltError("no request reached the model of the server")
 
     def build(call_s: float, sample_s: float) -> Service:
-        estimate_s = functools.cache(lambda batch, length: call_s + plain.estimate_s(batch, length))
-        bare = Service(estimate_s=estimate_s, sample_s=sample_s)
+        bare = dataclasses.replace(plain, call_s=[call_s * each for each in WAITS], sample_s=sample_s)
         alone_s = np.sort(simulate_responses_s(seldom, seldom_per_s, policy, bare))
         beside_s = np.maximum(seldom_s[: len(alone_s)] - alone_s, 0.0)
         return dataclasses.replace(bare, request_s=beside_s.tolist() or [0.0])
 
     def simulate(service: Service) -> tuple[float, float]:
         """Simulate the load at which many meet → seconds of calls for each sample, and the fitted quantile."""
-        calls: list[tuple[float, int]] = []
+        calls, longer_s = list[tuple[float, int]](), statistics.fmean(service.call_s)
 
         def estimate_s(batch: int, length: int) -> float:
-            calls.append((service.estimate_s(batch, length), batch))
-            return calls[-1][0]
+            calls.append((plain.estimate_s(batch, length) + longer_s, batch))
+            return plain.estimate_s(batch, length)
 
         counted = dataclasses.replace(service, estimate_s=estimate_s)
         responses_s = simulate_responses_s(often, often_per_s, policy, counted)

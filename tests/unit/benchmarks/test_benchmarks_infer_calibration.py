@@ -20,15 +20,16 @@ ROW = Candidate(name="a", plan=Plan(), policy=Policy(), surface=Surface(points=P
 
 
 def test_two_loads_of_a_server_tell_what_the_surface_does_not_know(monkeypatch):
-    """The server here is a simulated one whose calls take twice as long, beside what requests and samples take."""
-    true = Service(estimate_s=lambda b, n: 0.02, request_s=(0.003, 0.004, 0.02), sample_s=0.005)
-    arrivals, calls = draw_arrivals((1,), 1, n=4000), [np.zeros(3), np.array([0.02 * 80, 80, 80])]
+    """The server here is a simulated one whose calls wait as long as they take, beside what requests and samples do."""
+    waits_s = np.random.default_rng(1).exponential(0.01, 500)
+    true = Service(estimate_s=lambda b, n: 0.01, call_s=waits_s, request_s=(0.003, 0.004, 0.02), sample_s=0.005)
+    arrivals, calls = draw_arrivals((1,), 1, n=20_000), [np.zeros(3), np.array([0.02 * 80, 80, 80])]
 
     def load(url, goal, rate, *, seconds):
         simulated_s = simulate_responses_s(calibration.cut(arrivals, round(rate * seconds)), rate, Policy(), true)
         return SimpleNamespace(select=lambda: SimpleNamespace(response_s=np.array(simulated_s)))
 
-    monkeypatch.setattr(calibration, "CALIBRATION_S", 20.0)
+    monkeypatch.setattr(calibration, "CALIBRATION_S", 60.0)
     monkeypatch.setattr(calibration, "load_server", load)
     monkeypatch.setattr(calibration, "read_calls", lambda url: calls.pop(0))
     found = calibration.calibrate("", ROW, Goal(), arrivals, 40.0)

@@ -72,6 +72,14 @@ def test_the_simulated_queue_agrees_with_the_formula_for_one_sample_at_a_time():
     assert np.mean(responses_s) == pytest.approx(0.01 + rho * 0.01 / (2 * (1 - rho)), rel=0.1)
 
 
+def test_calls_that_take_longer_in_a_server_lengthen_the_queue_as_the_formula_says():
+    """M/M/1: mean response is 1 / (1 / s - rate)."""
+    longer_s = np.random.default_rng(1).exponential(0.01, 5000)
+    service, load = Service(estimate_s=lambda b, n: 0.0, call_s=longer_s), 60
+    responses_s = simulate_responses_s(draw_arrivals((1,), 1, n=20_000), load, Policy(max_batch=1), service)
+    assert np.mean(responses_s) == pytest.approx(1 / (100 - load), rel=0.1)
+
+
 def test_a_request_ends_with_its_last_sample_and_pays_what_is_beside_the_model():
     arrivals = draw_arrivals((5,), 3, n=50)
     service = Service(estimate_s=lambda b, n: 0.01, request_s=(0.002,), sample_s=0.001)

@@ -31,11 +31,9 @@ def list_combinations(
     found, refused = list[Plan](), dict[str, str]()
     for values in itertools.product(*(_list_values(catalogue[name], facts) for name in names)):
         plan = baseline.replace(**dict(zip(names, values, strict=True)))
-        if plan == baseline:
-            continue
         if obstacles := find_obstacles(plan, facts, catalogue):
             refused[name_plan(plan, baseline)] = obstacles[0]
-        else:
+        elif plan != baseline:
             found.append(plan)
     return sorted(found, key=_rank), refused
 

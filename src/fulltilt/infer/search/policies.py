@@ -55,12 +55,11 @@ class Rated(NamedTuple):
 def list_policies(lengths: Sequence[int]) -> list[Policy]:
     """List policies, simpler ones first."""
     longest = max(lengths)
-    if min(lengths) == longest:
-        return [Policy(max_batch=batch) for batch in BATCHES]
+    multiples = TOKENS_OF_LONGEST if min(lengths) < longest else ()
     return [
         Policy(max_batch=batch, max_tokens=tokens)
         for batch in BATCHES
-        for tokens in (None, *(longest * n for n in TOKENS_OF_LONGEST if n < batch))
+        for tokens in (None, *(longest * n for n in multiples if n < batch))
     ]
 
 

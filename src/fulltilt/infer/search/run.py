@@ -172,7 +172,6 @@ def _note_acceptance(chosen: Candidate, goal: Goal) -> list[str]:
 
 def _note_left_out(rows: tuple[Candidate, ...]) -> list[str]:
     """Say what there was no time for."""
-    reasons = [row.reason for row in rows if row.reason and row.reason.startswith(OVER)]
-    counts = Counter(reason.removeprefix(OVER).strip() for reason in reasons)
+    counts = Counter(why.removeprefix(OVER).strip() for row in rows if (why := row.reason or "").startswith(OVER))
     said = ", ".join(f"{reason} ({n})" for reason, n in counts.items())
     return [f"{OVER} {said}; the same command with a larger --budget goes on from here"] if said else []

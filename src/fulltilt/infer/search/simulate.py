@@ -33,13 +33,14 @@ class Service:
     """What the simulation knows of a server.
 
     Attributes:
-        estimate_s: (samples, padded length) → seconds of the model's call.
-        request_s: Seconds that a request takes beside the model while others go on, of which one is drawn for each. A
-            search knows none; a server that was measured has some.
+        estimate_s: (samples, padded length) → seconds of the model's call on an idle machine.
+        call_s, request_s: Seconds that calls take longer in a server, and requests beside the model while others go
+            on; one is drawn for each. A search knows none; a server that was measured has some.
         sample_s: Seconds beside the call that each of its samples keeps the model from the next batch.
     """
 
     estimate_s: Callable[[int, int], float]
+    call_s: Sequence[float] = (0.0,)
     request_s: Sequence[float] = (0.0,)
     sample_s: float = 0.0
 
@@ -125,6 +126,7 @@ def simulate_responses_s(
     due_s, rng = [unit_s / requests_per_s for unit_s in arrivals.unit_s], np.random.default_rng(SEED)
     beside_s = rng.choice(np.asarray(service.request_s), len(due_s)).tolist()
     left = [len(lengths) for lengths in arrivals.lengths]
+    longer_s = iter(rng.choice(np.asarray(service.call_s), sum(left)).tolist())  # no more calls than samples
     responses_s = [0.0] * len(due_s)
     waiting: list[Sample] = []
     now_s, n_arrived = 0.0, 0
@@ -138,7 +140,7 @@ def simulate_responses_s(
             return []
         batch, waiting = take_batch(waiting, policy)
         longest = max(sample.length for sample in batch)
-        now_s += service.estimate_s(len(batch), longest) + service.sample_s * len(batch)
+        now_s += service.estimate_s(len(batch), longest) + next(longer_s) + service.sample_s * len(batch)
         for sample in batch:
             left[sample.request] -= 1
             if not left[sample.request]:

@@ -56,7 +56,6 @@ def is_memory_error(error: BaseException) -> bool:
 
 def _find_not_finite(outputs: Sample) -> str | None:
     for array in outputs:
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            n_bad = int((~np.isfinite(array)).sum())
+        if array.dtype.kind == "f" and (n_bad := array.size - np.count_nonzero(np.isfinite(array))):
             return f"{n_bad} of {array.size} outputs of the model are NaN or infinite"
     return None
