@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -88,7 +87,6 @@ class Service:
         say: Callable[[str], None] = lambda note: None,
         is_warmed_up: bool = False,
     ):
-        sys.setswitchinterval(0.0002)  # by default the model's thread may wait 5 ms for the loop, longer than a call
         self._say, self.settings = say, settings
         self.artefact = first = artefacts[0]
         self.manifest, self.samples, self.word_table = first.manifest, first.samples, WordTable.read(first.folder)
