@@ -107,7 +107,8 @@ def measure_capacity(name: str, batch_ms: float, sample_ms: float, limit_ms: flo
         plan = LoadPlan(url=f"http://127.0.0.1:{port}", requests_per_s=SHARE * capacity, seconds=seconds)
         outcome = HttpLoad(plan, bodies).run()
     p99 = outcome.response_ms["p99"]
-    note = f"simulated capacity {capacity:.0f} requests/s, loaded with {SHARE * capacity:.0f}; {outcome.unanswered}"
+    note = f"simulated capacity {capacity:.0f} requests/s, loaded with {SHARE * capacity:.0f}"
+    note += f"; {outcome.unanswered}" if outcome.unanswered else ""
     return [judge(f"p99 at 85 % of capacity, {name}, ms", p99.measured, p99.ci95, at_most=limit_ms, note=note)]
 
 

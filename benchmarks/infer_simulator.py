@@ -1,9 +1,9 @@
 """How well the simulated queue predicts p99 of a served model under Poisson arrivals, at six loads.
 
-The surface is that of a search; what a request takes beside the model, and how long it keeps the model from others, is
-measured in the server at two loads, by the first seconds of the same arrivals. Each load is a real server and a real
-client process over HTTP; of three loads, in turns with the others, the median counts, because one stall of the machine
-decides a p99. Loads are shares of the capacity that the simulation finds.
+The surface is that of a search; what calls take longer in a server, what a request takes beside the model, and how long
+it keeps the model from others, is measured in the server at two loads, by the first seconds of the same arrivals. Each
+load is a real server and a real client process over HTTP; of three loads, in turns with the others, the median counts,
+because one stall of the machine decides a p99. Loads are shares of the capacity that the simulation finds.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ WORKLOADS = {
 
 def run(context: Context) -> Findings:
     arms: list[Arm] = []
-    errors, repeats = list[float](), list[float]()
+    errors, repeats, notes = list[float](), list[float](), list[str]()
     for name, words in WORKLOADS.items():
         with tempfile.TemporaryDirectory(prefix="fulltilt-bench-") as folder:
-            found = _compare(name, words, Path(folder), context)
+            said, found = _compare(name, words, Path(folder), context)
+        notes.append(f"{name}: {said}")
         for share, predicted_ms, measured_ms in found:
             case, live_ms = f"{name} at {100 * share:.0f} % of capacity", statistics.median(measured_ms)
             print(f"{case}: p99 {predicted_ms:.1f} ms simulated, {measured_ms} live", file=sys.stderr, flush=True)
@@ -57,7 +58,7 @@ def run(context: Context) -> Findings:
         judge_median("error of p99, median % (T5)", errors, at_most=15.0),
         judge("error of p99, worst % (T5)", max(errors), None, at_most=30.0),
     )
-    notes = [f"mean error {statistics.fmean(errors):.1f} %"]
+    notes.append(f"mean error {statistics.fmean(errors):.1f} %")
     if repeats:
         middle_pct, worst_pct = statistics.median(repeats), max(repeats)
         notes.append(f"a live load by the others at its rate: median {middle_pct:.0f} %, worst {worst_pct:.0f} %")
@@ -72,8 +73,10 @@ def _compare_loads(measured_ms: list[float]) -> list[float]:
     return [abs(100 * ((total_ms - own_ms) / n_others / own_ms - 1)) for own_ms in measured_ms]
 
 
-def _compare(name: str, words: tuple[str, ...], out: Path, context: Context) -> list[tuple[float, float, list[float]]]:
-    """Return share, predicted p99, and measured p99 of several loads, in milliseconds, for each share of capacity."""
+def _compare(
+    name: str, words: tuple[str, ...], out: Path, context: Context
+) -> tuple[str, list[tuple[float, float, list[float]]]]:
+    """Return what was served, and share, predicted p99 and measured p99 of several loads, in milliseconds, of each."""
     result, _ = search(*words, "--budget", "3m", out=out)
     row, goal = result.find(result.chosen), result.goal
     assert row.policy is not None
@@ -84,7 +87,8 @@ def _compare(name: str, words: tuple[str, ...], out: Path, context: Context) -> 
         asked = dataclasses.replace(goal, quantile=0.99, limit_s=LIMIT_S)
         capacity = estimate_capacity(cut(arrivals, N_SIMULATED), row.policy, service, asked, served)
         assert capacity > 0, f"{name} keeps {1000 * LIMIT_S:g} ms at no load"
-        print(f"{name}: {served:.0f}/s served, {capacity:.0f}/s capacity", file=sys.stderr, flush=True)
+        said = f"{row.name}, {served:.0f}/s served, {capacity:.0f}/s capacity"
+        print(f"{name}: {said}", file=sys.stderr, flush=True)
         shares = SHARES[::3] if context.quick else SHARES
         live = {share: [] for share in shares}
         for share in shares * (1 if context.quick else N_LOADS):
@@ -93,4 +97,4 @@ def _compare(name: str, words: tuple[str, ...], out: Path, context: Context) -> 
         same = cut(arrivals, outcomes[0].n_requests)
         predicted_s = compute_quantile_s(simulate_responses_s(same, share * capacity, row.policy, service), 0.99)
         found.append((share, 1000 * predicted_s, [outcome.response_ms["p99"].measured for outcome in outcomes]))
-    return found
+    return said, found

@@ -93,8 +93,8 @@ def test_threads_of_onnx_runtime_that_wait_for_a_call_leave_the_cores_to_others(
 
 
 @pytest.mark.slow
-def test_a_package_whose_int8_weights_are_multiplied_in_fp32_is_caught(model, tmp_path):
-    """No-op 2 of the gates' tests: pytorch/ao#4566. The package is faster than eager, but not by int8."""
+def test_no_op_2_a_package_whose_int8_weights_are_multiplied_in_fp32_is_caught(model, tmp_path):
+    """pytorch/ao#4566. The package is faster than eager, but not by int8."""
     pytest.importorskip("torchao")
     plan = inference_plan_of(model.config).replace(engine="aot", quantization="int8_weights")
     build_artefact(model, plan, tmp_path)

@@ -91,6 +91,22 @@ def test_what_works_passes_and_what_gains_nothing_does_not():
     assert "no gain is proven, it is 1.0" in failure
 
 
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+
+
+def test_another_kernel_of_attention_than_the_plans_is_caught():
+    assert judge(attention="flash", operators=("aten::addmm", FLASH)) == []
+    assert judge(attention="math", operators=("aten::addmm", "aten::_softmax")) == []
+    for asked, operators, ran in (
+        ("flash", (), "another"),
+        ("math", (FLASH,), "flash"),
+        ("efficient", (FLASH,), "flash"),
+    ):
+        assert judge(attention=asked, operators=operators) == [
+            f"effect: attention {asked} did not run: the kernel was {ran}"
+        ]
+
+
 # Six settings that did nothing, each seen in a released library. The second and the sixth are in test_infer_engines.
 
 

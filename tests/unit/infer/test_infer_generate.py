@@ -340,6 +340,22 @@ def test_a_deadline_is_noted_as_one_also_where_it_is_heard_of_a_moment_early(mon
     assert list_statuses(host) == [504]
 
 
+def test_a_deadline_is_noted_as_one_also_where_its_timer_comes_after_the_end_of_the_writing(monkeypatch):
+    from fulltilt.infer.generate import endpoint
+
+    model = build_gpt()
+    read_on = model.read_on
+    model.read_on = lambda *given: time.sleep(0.05) or read_on(*given)
+    without_timer = {name: getattr(asyncio, name) for name in ("get_running_loop", "Queue")}
+    monkeypatch.setattr(endpoint, "asyncio", SimpleNamespace(**without_timer, wait_for=lambda word, _: word))
+    client, host, _ = build_client(model)
+    asked = {"json": {"tokens": [1], "max_new_tokens": 9}, "headers": {"X-Deadline-Ms": "120"}}
+    *words, last = read_events(client.post("/v1/generate", **asked))
+    assert 0 < len(words) < 9
+    assert f"the deadline passed after {len(words)} words" in last["error"]
+    assert list_statuses(host) == [504]
+
+
 def test_a_deadline_ends_the_writing_and_the_next_request_is_served():
     model = build_gpt()
     read_on, n_read = model.read_on, []

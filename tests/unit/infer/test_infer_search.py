@@ -269,6 +269,13 @@ def test_candidates_that_open_slowly_do_not_keep_the_others_from_being_proven(tm
     assert made_up.spent_s <= budget_s + 1
 
 
+@pytest.mark.parametrize(("slow", "open_s", "budget_s"), [("onnx fp32", 60, 180), ("eager int8", 120, 240)])
+def test_one_for_which_there_is_no_time_does_not_end_the_look_at_those_behind_it(tmp_path, slow, open_s, budget_s):
+    found = search(MadeUpBench(tmp_path, build_s=3.0, opens_s={slow: open_s}), budget_s=budget_s)
+    assert "onnx int8, 1 thread" in [row.name for row in found.offered]
+    assert "untried" not in [row.status for row in found.candidates.values()]
+
+
 # Arms and builder as processes
 
 

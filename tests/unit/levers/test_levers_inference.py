@@ -38,6 +38,7 @@ DEFAULTS = {name: lever.default for name, lever in load_inference_catalogue().it
         ({"attention": "efficient"}, CPU, "one of GPUs"),
         ({"attention": "flash"}, GPU, "set precision bf16"),
         ({"attention": "math", "engine": "onnx"}, CPU, "its own attention"),
+        ({"attention": "math", "engine": "aot"}, CPU, "cannot be seen"),
         ({"cuda_graphs": True}, CPU, "NVIDIA GPUs only"),
         ({"cuda_graphs": True, "engine": "aot"}, GPU, "set engine compile"),
         ({"engine": "onnx", "precision": "bf16"}, CPU, "use engine aot for bf16"),

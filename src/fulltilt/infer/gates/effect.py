@@ -99,6 +99,10 @@ def judge_effect(
         failures.append(
             f"quantization {quantization} did not run: products were {seen}; expected one of {', '.join(expected)}"
         )
+    if (attention := plan["attention"]) != "auto":
+        ran = [name for name in ("flash", "efficient") if any(f"{name}_attention" in each for each in operators)]
+        if ran != [name for name in (attention,) if name != "math"]:
+            failures.append(f"attention {attention} did not run: the kernel was {' and '.join(ran) or 'another'}")
     if n_graph_runs == 0:
         failures.append("no compiled graph ran: calls go around it, in eager mode")
     if n_builds:

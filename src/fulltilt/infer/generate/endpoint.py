@@ -103,11 +103,7 @@ class TextService:
 
         async def read_word() -> int | None:
             left_s = None if deadline_s == math.inf else max(0.0, deadline_s - time.monotonic())
-            try:
-                return await asyncio.wait_for(queue.get(), left_s)
-            except TimeoutError:
-                said = f"the deadline passed after {len(times_s)} words; ask for fewer, or give it more time"
-                raise UsageError(said) from None
+            return await asyncio.wait_for(queue.get(), left_s)
 
         job = loop.run_in_executor(self._worker, work)
         job.add_done_callback(lambda job: (job.exception(), queue.put_nowait(None)))  # or it says that nobody asked
@@ -117,10 +113,14 @@ class TextService:
                 times_s.append(time.perf_counter() - start_s)
                 yield _encode({"token": word} | ({} if self._table is None else {"text": self._table.decode([word])}))
             await job
+            if len(times_s) < body.max_new_tokens:  # ``is_over`` ended it before the queue's timer did
+                raise TimeoutError
             yield _encode({"done": True, "n_tokens": len(times_s), "first_token_s": times_s[0], "seconds": times_s[-1]})
         except Exception as error:  # the answer has begun: what went wrong is its last event
-            note_status(504 if isinstance(error, UsageError) else 500)  # of the user's, only the deadline is left here
-            yield _encode({"error": describe_error(error)})
+            is_late = isinstance(error, TimeoutError)
+            note_status(504 if is_late else 500)
+            late = f"the deadline passed after {len(times_s)} words; ask for fewer, or give it more time"
+            yield _encode({"error": late if is_late else describe_error(error)})
         finally:
             is_gone = True
 

@@ -11,6 +11,7 @@
 Each part has its share of the budget. It begins what is expected to end in that, and ends what does not.
 """
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -152,12 +153,10 @@ class Search:
                     arms.pop()  # it is measured with the next ones, or not at all
                 rest = rest[len(arms) - 1 :]
                 stages = [{arm: {"batch": batch, "length": length} for arm in arms} for length, batch in points]
-                try:
+                with contextlib.suppress(OverError):  # those that come after may take less
                     group = self.measure(f"look {number} at {len(points)}", arms, stages, LOOK_S, end_s)
-                except OverError:
-                    break
-                for point, turns in zip(points, group.stages, strict=True):
-                    self._surface[point].add(turns)
+                    for point, turns in zip(points, group.stages, strict=True):
+                        self._surface[point].add(turns)
                 if not rest:
                     break
         for name in (self.base, *filter(lambda name: self.candidates[name].is_alive, names)):

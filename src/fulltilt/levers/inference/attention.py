@@ -18,6 +18,8 @@ def _find_obstacle(value: str, plan: PlanValues, facts: Facts) -> str | None:
         return "the model does not call scaled_dot_product_attention; use attention auto"
     if plan.get("engine") == "onnx":
         return "ONNX Runtime has its own attention; use attention auto"
+    if plan.get("engine") == "aot":
+        return "which kernel a package calls cannot be seen; use attention auto, or engine eager or compile"
     if value == "efficient" and facts.device_type == "cpu":
         return "the memory-efficient kernel is one of GPUs; use attention flash or math"
     if value == "flash" and facts.device_type == "cuda" and plan.get("precision", "bf16") not in ("bf16", "fp16"):
