@@ -227,8 +227,10 @@ def _name_measured(line: Mapping[str, Any]) -> list[Any]:
 
 def _read_artefact(config: Config, folder: str) -> Manifest:
     manifest, targets = read_manifest(Path(folder)), config.targets
-    if (task := manifest.config["config"]["task"]) != config.task:
-        raise UsageError(f"--artefact {folder} is of task {task}, the configuration of {config.task}; name one of it")
+    own, asked = ({**values, **values["data"]} for values in (manifest.config["config"], config.to_values()))
+    for key in ("task", "model", "dataset"):
+        if own[key] != asked[key]:
+            raise UsageError(f"--artefact {folder} has {key} {own[key]}, the configuration {asked[key]}; name another")
     if targets.first_token_s or targets.tokens_per_s:
         raise UsageError("an artefact answers whole samples: check first_token_s and tokens_per_s without --artefact")
     return manifest

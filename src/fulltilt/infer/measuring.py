@@ -171,7 +171,7 @@ def open_built(folder: Path, load: Load) -> Requests:
     """
     artefact = open_artefact(folder)
     if artefact.notes:
-        raise UsageError("; ".join(artefact.notes))
+        raise UsageError(f"nothing was measured, since {'; '.join(artefact.notes)}")
     found, metrics = artefact.manifest.accuracy, dict[str, Any]()
     notes = ["device, levers and model are the artefact's; requests are answered one after the other, none joined"]
     if found is not None:

@@ -267,8 +267,9 @@ def test_verify_passes_what_holds_and_admits_it_for_another_release(folder, monk
 
 
 def test_a_check_measures_an_artefact_and_none_of_another_task(folder):
-    def plan(task=TASK, **targets):
-        config = {"task": task, "run": {"device": "cpu"}, "targets": {"requests_per_s": 9.0, **targets}}
+    def plan(task=TASK, model=None, data=None, **targets):
+        load = {"requests_per_s": 9.0, **targets}
+        config = {"task": task, "model": model, "data": data or {}, "run": {"device": "cpu"}, "targets": load}
         return plan_check(config_from_values(config, base_dir=""), artefact=str(folder))
 
     checked = plan(samples_per_hour=1.0)
@@ -278,12 +279,18 @@ def test_a_check_measures_an_artefact_and_none_of_another_task(folder):
     assert compare_outputs(read_samples(folder, "output")[:3], answers)[0] > 60
     assert requests.said["levers"]["quantization"] == "int8"
     assert requests.said["weights"]["checkpoint"] == str(folder)
-    with pytest.raises(UsageError, match=f"is of task {TASK}, the configuration of classification"):
+    with pytest.raises(UsageError, match=f"has task {TASK}, the configuration classification"):
         plan("classification", samples_per_hour=1.0)
+    with pytest.raises(UsageError, match=r"has model None, the configuration small_cnn\(width=4\)"):
+        plan(model="small_cnn(width=4)", samples_per_hour=1.0)
+    with pytest.raises(UsageError, match="has dataset None, the configuration digits"):
+        plan(data={"dataset": "digits"}, samples_per_hour=1.0)
     with pytest.raises(UsageError, match="check first_token_s and tokens_per_s without --artefact"):
         plan(first_token_s={"p95": 1.0})
     change_manifest(folder, built_with={})
-    with pytest.raises(UsageError, match="eager fp32 answers instead: built with torch None"):
+    with pytest.raises(
+        UsageError, match="nothing was measured, since eager fp32 answers instead: built with torch None"
+    ):
         open_model({"artefact": str(folder)}, checked.load)
 
 

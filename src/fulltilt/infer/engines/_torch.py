@@ -80,8 +80,7 @@ class TorchRunner(Runner):
     def __call__(self, inputs: Sample) -> Sample:
         torch.set_float32_matmul_precision(self._matmul)  # of the process, in which another artefact may be open
         with torch.no_grad():
-            outputs = (self._recorded or self.forward)(*self._send(inputs))
-        return tuple(tensor.cpu().numpy() for tensor in outputs)
+            return tuple(tensor.cpu().numpy() for tensor in (self._recorded or self.forward)(*self._send(inputs)))
 
     def record(self, folder: Path) -> Self:
         """Record the graphs of all shapes that requests will have, where the plan has them."""

@@ -129,8 +129,7 @@ def generate_by_transformers(
 
     def tell(words_BT: Tensor, scores: Any, **_: Any) -> Tensor:
         """Hand the new words on, in the form of a stopping criterion of transformers."""
-        is_over = bool(on_words(words_BT[:, -1].tolist()))
-        return torch.full((len(words_BT),), is_over, device=words_BT.device)
+        return torch.full((len(words_BT),), bool(on_words(words_BT[:, -1].tolist())), device=words_BT.device)
 
     longest = max(map(len, prompts))
     rows = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]

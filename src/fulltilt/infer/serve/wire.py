@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -108,8 +109,7 @@ def _check_lengths(sample: Sample, manifest: Manifest) -> None:
 def read_deadline_s(request: Request, usual_s: float | None) -> float:
     """Return when a request's time is over, by the monotonic clock; infinite: never. Raises HTTPException (400)."""
     given = request.headers.get("x-deadline-ms")
-    try:
-        seconds = usual_s if given is None else int(given) / 1000
-    except (ValueError, OverflowError):
-        raise HTTPException(MALFORMED, f"X-Deadline-Ms {given!r:.40} is no whole number; send milliseconds") from None
+    if given is not None and not re.fullmatch("[1-9][0-9]{,12}", given):
+        raise HTTPException(MALFORMED, f"X-Deadline-Ms {given:.40} is not 1 to 13 digits; send milliseconds above 0")
+    seconds = usual_s if given is None else int(given) / 1000
     return math.inf if seconds is None else time.monotonic() + seconds
