@@ -112,7 +112,7 @@ def test_no_op_6_graphs_that_are_built_anew_at_every_shape_are_counted():
         n_warm = graphs.n_graphs
         for n in (3, 5, 8):
             compiled(torch.zeros(n, 4))
-    plan = {"engine": "compile", "quantization": "none", "precision": "fp32"}
+    plan = {"engine": "compile", "quantization": "none", "attention": "auto", "precision": "fp32"}
     seen = {"operators": (), "n_builds": graphs.n_graphs - n_warm, "n_graph_runs": graphs.n_runs, "gain": None}
     (failure,) = judge_effect(plan, Facts(device_type="cpu"), **seen)
     assert "3 graphs were built anew within the declared shapes; use another engine" in failure
