@@ -5,6 +5,7 @@ alone has a ``World`` too, of one rank, which sends nothing. ``run_ranks`` and t
 tell a process its place by ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` in the environment.
 """
 
+import atexit
 import contextlib
 import dataclasses
 import datetime
@@ -184,6 +185,8 @@ def join_devices(devices: Sequence[str]) -> tuple[World, str]:
     if world.is_divided and not dist.is_initialized():
         with contextlib.nullcontext() if world.link is not None else _ended_by_signals():
             _join_group(torch.device(name))
+        if world.link is None:  # torchrun's: threads of a group that is still there may end the process by abort()
+            atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     return world, name
 
 
