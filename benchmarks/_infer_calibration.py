@@ -21,7 +21,7 @@ from fulltilt.infer.search.simulate import Arrivals, Service, compute_quantile_s
 CALIBRATION_S = 6.0  # of each of two loads
 SELDOM, OFTEN = 0.15, 0.65  # of what is answered with requests waiting: few requests meet, and many do
 N_ROUNDS, N_HALVINGS = 3, 10
-WAITS = np.random.default_rng(0).exponential(1.0, 1000)
+WAITS = np.random.default_rng(0).exponential(1.0, 1000)  # of calls, with a mean of one
 FITTED = 0.85  # that quantile of responses: queues show in it, and other work of the machine hardly
 
 

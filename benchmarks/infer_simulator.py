@@ -76,7 +76,7 @@ def _compare_loads(measured_ms: list[float]) -> list[float]:
 def _compare(
     name: str, words: tuple[str, ...], out: Path, context: Context
 ) -> tuple[str, list[tuple[float, float, list[float]]]]:
-    """Return what was served, and share, predicted p99 and measured p99 of several loads, in milliseconds, of each."""
+    """Return what was served, and for each rate its share of capacity, p99 predicted and p99s measured, in ms."""
     result, _ = search(*words, "--budget", "3m", out=out)
     row, goal = result.find(result.chosen), result.goal
     assert row.policy is not None

@@ -150,3 +150,19 @@ def test_sizes_of_batches():
     assert list(list_sizes(10, 4, drop_last=False)) == [4, 4, 2]
     assert list(list_sizes(10, 4, drop_last=True)) == [4, 4]
     assert list(list_sizes(0, 4, drop_last=False)) == []
+
+
+LEAVING = """
+import atexit
+import torch.distributed as dist
+from fulltilt.engine.ranks.world import World
+atexit.register(lambda: print(dist.is_initialized()))  # after what is registered later
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+World(n_ranks=2, link={link}).leave_at_exit()
+"""
+
+
+@pytest.mark.parametrize(("link", "is_still_there"), [("None", False), ("object()", True)])
+def test_a_process_of_torchrun_leaves_the_group_when_it_exits_and_one_of_ours_is_asked_to(link, is_still_there):
+    done = subprocess.run([sys.executable, "-c", LEAVING.format(link=link)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, [str(is_still_there)]), done.stderr

@@ -137,7 +137,9 @@ def _train_here(
         training_metrics=training_metrics,
         world=world,
     )
-    return _take_attempts(job, after)
+    ended = _take_attempts(job, after)
+    world.leave_at_exit()
+    return ended
 
 
 def _take_attempts(job: Job, after: Restart | None) -> TrainResult | Restart:

@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -139,6 +140,14 @@ class World:
         if self.is_divided and self.link is not None:
             self.link.lap("start")
 
+    def leave_at_exit(self) -> None:
+        """Leave torchrun's group when this process exits.
+
+        Only after all went well: leaving a group that a failed rank left behind can take for ever.
+        """
+        if self.is_divided and self.link is None:
+            atexit.register(_leave_group)
+
     def meet(self) -> None:
         """Wait on the host until all ranks are here; what is queued on a device goes on."""
         self.sum(torch.zeros(1))
@@ -185,8 +194,6 @@ def join_devices(devices: Sequence[str]) -> tuple[World, str]:
     if world.is_divided and not dist.is_initialized():
         with contextlib.nullcontext() if world.link is not None else _ended_by_signals():
             _join_group(torch.device(name))
-        if world.link is None:  # torchrun's: threads of a group that is still there may end the process by abort()
-            atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
     return world, name
 
 
@@ -225,6 +232,21 @@ def _join_group(device: torch.device) -> None:
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=GROUP_TIMEOUT, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=GROUP_TIMEOUT)
+
+
+def _leave_group() -> None:
+    """Leave the group, and let its threads drop what they hold.
+
+    DDP keeps them alive beyond the group. One that frees a tensor while Python ends would end the process by abort().
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    is_busy = True
+    while is_busy:
+        time.sleep(0.001)  # whoever waits for the interpreter has it
+        stats = [*Path("/proc/self/task").glob("*/stat")]
+        with contextlib.suppress(OSError):  # a thread ended meanwhile
+            is_busy = any("(pt_gloo_runloop) R" in stat.read_text() for stat in stats)
 
 
 class AgreedStop:

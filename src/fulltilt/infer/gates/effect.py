@@ -91,8 +91,7 @@ def judge_effect(
         n_graph_runs: Runs of compiled graphs; None: the engine has none of its own.
         gain: Over eager fp32, in turns; None: it is eager fp32.
     """
-    failures = []
-    quantization = plan["quantization"]
+    failures, quantization = list[str](), plan["quantization"]
     expected = EXPECTED.get((plan["engine"], quantization), ())
     if expected and not any(word in name for name in operators for word in expected):
         seen = ", ".join([name for name in operators if "mm" in name.lower() or "linear" in name][:4]) or "none"
