@@ -48,18 +48,23 @@ def test_a_limit_out_of_reach_is_missed_at_once_and_refusals_are_told():
     with StandIn(answer=lambda number, body: (429, {}) if number % 2 else (200, {})) as server:
         words = [server.url, "--requests-per-s", "200", "--p99-ms", "60000", "--seconds", "60", "--verbose"]
         done = run_load(*words, expect=3)
-    assert done.stdout.startswith("The limit is missed: p99 is no answer, beyond 60,000 ms, under 200 requests/s (")
+    assert done.stdout.startswith(
+        "The limit is missed: p99 is without an answer, beyond 60,000 ms, under 200 requests/s ("
+    )
     assert "no proper answer, counted as late: 429: " in done.stdout
     assert "refused after" in done.stdout
 
 
 def test_rate_limit_and_size_are_those_that_the_artefact_promises_unless_they_are_given():
     promise = {"requests_per_s": 321.0, "limit_s": 30.0, "quantile": 0.95, "samples_per_request": 2}
-    with StandIn(documents={"/v1/manifest": {"promise": promise}}) as server:
+    with StandIn(documents={"/v1/manifest": {"promise": promise | {"measured_s": 0.0125}}}) as server:
         done = run_load(server.url, "--seconds", "1", "--json", "-")
         plan = json.loads(done.stdout)["plan"]
-        assert promise.items() <= plan.items()
-        assert done.stderr.splitlines()[-20:], "people read stderr then"
+        assert (promise | {"promised_s": 0.0125}).items() <= plan.items()
+        said = " ".join(done.stderr.split())
+        assert "(12.5 ms when it was accepted), within 30,000 ms, under 321 requests/s" in said
+        done = run_load(server.url, "--seconds", "1", "--requests-per-s", "300", "--json", "-")
+        assert json.loads(done.stdout)["plan"]["promised_s"] is None, "another load was promised"
     config = {"targets": {"requests_per_s": 50, "samples_per_request": 2}}
     with StandIn(documents={"/v1/manifest": {"promise": None, "config": {"config": config}}}) as server:
         plan = json.loads(run_load(server.url, "--seconds", "1", "--json", "-").stdout)["plan"]

@@ -190,6 +190,8 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
     longest_s = LIMITED_S if limit_ms else UNLIMITED_S
     usual = int(told["samples_per_request"]) if told else 1
     n_samples = args.samples_per_request or SAMPLES_PER_REQUEST.get(args.scenario, usual)
+    load = {"requests_per_s": rate_per_s, "quantile": quantile, "samples_per_request": n_samples}
+    is_promised = promise is not None and promise.items() >= load.items()
     return LoadPlan(
         url=args.url,
         scenario=args.scenario,
@@ -200,6 +202,7 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
         limit_s=limit_ms and limit_ms / 1000,
         seed=args.seed,
         new_tokens=new_tokens,
+        promised_s=promise["measured_s"] if promise and is_promised else None,
     )
 
 
@@ -241,7 +244,7 @@ def _read_stated(manifest: dict[str, Any]) -> dict[str, float] | None:
 
 
 def _read_promise(manifest: dict[str, Any]) -> dict[str, float] | None:
-    names = "requests_per_s", "limit_s", "quantile", "samples_per_request"
+    names = "requests_per_s", "limit_s", "quantile", "samples_per_request", "measured_s"
     try:
         promise = {name: float(manifest["promise"][name]) for name in names}
     except (LookupError, TypeError, ValueError):
@@ -288,7 +291,9 @@ def describe_outcome(outcome: LoadOutcome) -> str:
     plan = outcome.plan
     name = f"p{100 * plan.quantile:g}"
     figure_ms = outcome.response_ms[name.replace(".", "")].measured
-    figure = "no answer" if isinf(figure_ms) else f"{format_rate(figure_ms)} ms"
+    figure = "without an answer" if isinf(figure_ms) else f"{format_rate(figure_ms)} ms"
+    if plan.promised_s is not None:
+        figure += f" ({format_rate(1000 * plan.promised_s)} ms when it was accepted)"
     rate = f" under {format_rate(plan.requests_per_s)} requests/s" if plan.requests_per_s else ""
     if plan.scenario == "offline":
         said = f"{format_rate(outcome.samples_per_s)} samples/s, {count(outcome.n_requests, 'request')} at once"
@@ -300,9 +305,10 @@ def describe_outcome(outcome: LoadOutcome) -> str:
         late = format_rate(100 * outcome.late_share.measured)
         said = f"{met}: {name} is {figure}, {within} {limit},{rate} ({late} % late)"
     why = f"; {outcome.why}" if outcome.why else ""
+    cached = f"; {100 * outcome.cached_share:.0f} % of the samples came from the cache" if outcome.cached_share else ""
     is_whole = outcome.ended in ("schedule", "decided")
     end = "" if is_whole else f"; {outcome.ended} after {format_duration(outcome.seconds)}"
-    return f"{said}{why}{end}."
+    return f"{said}{why}{cached}{end}."
 
 
 def _build_table(outcome: LoadOutcome) -> Table:
@@ -335,10 +341,6 @@ def _describe_load(outcome: LoadOutcome) -> list[str]:
     if outcome.tokens_per_s is not None:
         first = ", ".join(f"{name} {format_rate(each.measured)} ms" for name, each in outcome.first_token_ms.items())
         lines.append(f"first word: {first.replace('p999', 'p99.9')}; {format_rate(outcome.tokens_per_s)} words/s")
-    if outcome.cached_share:
-        lines.append(
-            f"{100 * outcome.cached_share:.0f} % of the samples came from the server's cache, not from its model"
-        )
     late_ms = outcome.generator_late_ms
     lines.append(f"the generator itself was {late_ms['p50']:.2g} ms late in the median, {late_ms['p99']:.2g} ms at p99")
     return lines

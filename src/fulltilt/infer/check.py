@@ -152,13 +152,8 @@ def prepare_weights(plan: CheckPlan, folder: RunFolder, words: Sequence[str]) ->
 def build_request(plan: CheckPlan, weights: Path | None) -> dict[str, Any]:
     """Build what a process is told that builds the model."""
     config = plan.config
-    return {
-        "config": config.to_values(),
-        "base_dir": config.base_dir,
-        "provenance": config.provenance,
-        "device": plan.device,
-        "weights": None if weights is None else str(weights),
-    }
+    source = {"config": config.to_values(), "base_dir": config.base_dir, "provenance": config.provenance}
+    return source | {"device": plan.device, "weights": None if weights is None else str(weights)}
 
 
 def run_check(

@@ -12,8 +12,7 @@ from fulltilt.infer.manifest import InputSpec
 from fulltilt.records.run_folder import open_atomic
 
 Array = NDArray[np.generic]
-Sample = tuple[Array, ...]
-"""The inputs of one sample, without the batch dimension."""
+Sample = tuple[Array, ...]  # the inputs of one, without the batch dimension
 
 SAMPLES = "samples.npz"
 MIN_LENGTH = 2  # padded to: compilers make code of its own for sizes 0 and 1

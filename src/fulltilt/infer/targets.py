@@ -15,10 +15,8 @@ from fulltilt.stats.intervals import count_needed, thin
 from fulltilt.stats.sequential import Decision, compute_queue_dependence
 
 Figure = Literal["batch_latency_ms", "memory_gib", "samples_per_hour", "response_s", "first_token_s", "tokens_per_s"]
-FLOORS = ("samples_per_hour", "tokens_per_s")
-"""Figures that have to be at least their limit; all others at most."""
-WAITING = ("response_s", "first_token_s")
-"""Figures in which a request's wait for others counts."""
+FLOORS = ("samples_per_hour", "tokens_per_s")  # have to be at least their limit; all others at most
+WAITING = ("response_s", "first_token_s")  # a request's wait for others counts
 
 VERDICTS: tuple[Verdict, ...] = ("met", "not proven", "missed")
 STATISTICS = (*QUANTILES, "mean", "max")

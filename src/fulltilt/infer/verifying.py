@@ -11,9 +11,10 @@ from fulltilt.infer import artefact as artefacts
 from fulltilt.infer.artefact import find_damage, find_mismatch, open_artefact, open_eager, read_manifest
 from fulltilt.infer.gates.accuracy import compare_outputs
 from fulltilt.infer.gates.effect import compare_speed, format_gain, is_eager
-from fulltilt.infer.joining import read_samples
+from fulltilt.infer.joining import join_samples, read_samples
 from fulltilt.infer.manifest import Manifest
 from fulltilt.infer.process import run_measuring
+from fulltilt.infer.search.arm import build_batches
 from fulltilt.records import VERSION
 from fulltilt.tuner.trials.measuring import Answer
 
@@ -68,6 +69,11 @@ def _examine(folder: Path, manifest: Manifest) -> Iterator[tuple[bool, str]]:
         f"{len(answers)} samples answered, {sqnr_db:.0f} dB to the recorded outputs, largest error {largest:.2g}",
     )
     if not is_eager(manifest.plan):
-        shapes = artefact.list_shapes()
-        gain = compare_speed(open_eager(folder, manifest).run, artefact.run, shapes)
-        yield gain.verdict != "slower", f"{format_gain(gain)}, in batches up to {max(len(each[0]) for each in shapes)}"
+        n_samples, eager = manifest.policy.max_batch, open_eager(folder, manifest)
+        batches = build_batches(artefact.samples, manifest, {"policy": manifest.policy, "n_samples": n_samples})
+        served = [join_samples(batch, manifest.inputs) for batch in batches]
+        ways = {"one by one": artefact.list_shapes((1,))}
+        ways |= {f"in batches up to {n_samples}, as served": served} if n_samples > 1 else {}
+        gains = {way: compare_speed(eager.run, artefact.run, shapes) for way, shapes in ways.items()}
+        said = "; ".join(f"{format_gain(gain)} {way}" for way, gain in gains.items())
+        yield all(gain.verdict != "slower" for gain in gains.values()), said

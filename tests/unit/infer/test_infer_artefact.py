@@ -25,6 +25,7 @@ from fulltilt.infer.building import judge_candidate
 from fulltilt.infer.check import plan_check
 from fulltilt.infer.gates.accuracy import compare_outputs
 from fulltilt.infer.joining import read_samples, write_samples
+from fulltilt.infer.manifest import Policy
 from fulltilt.infer.measuring import open_model
 from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.verifying import run as verify_here
@@ -264,6 +265,22 @@ def test_verify_passes_what_holds_and_admits_it_for_another_release(folder, monk
     assert find_mismatch(read_manifest(folder)) is None
     assert not open_artefact(folder).notes
     assert verify(folder)["admitted"] is None
+
+
+def test_verify_measures_single_samples_and_batches_as_they_are_served(folder, monkeypatch):
+    measured = []
+
+    def compare(base, other, shapes):
+        measured.append([len(each[0]) for each in shapes])
+        return compare_pairs([0.3, 0.31] * 3 if len(measured) == 1 else [-0.3, -0.31] * 3)
+
+    monkeypatch.setattr("fulltilt.infer.verifying.compare_speed", compare)
+    change_manifest(folder, policy=Policy(max_batch=5))
+    speed = verify(folder)["checks"][-1]
+    assert measured == [[1] * len(measured[0]), [5]]
+    assert not speed["passed"], "batches are slower than eager's"
+    assert "one by one; 0.7" in speed["text"]
+    assert speed["text"].endswith("in batches up to 5, as served")
 
 
 def test_a_check_measures_an_artefact_and_none_of_another_task(folder):

@@ -238,7 +238,7 @@ def test_whatever_speaks_at_an_address_is_told_in_a_line(data, said):
 
 
 def test_a_promise_that_is_none_of_ours_is_none():
-    promise = {"requests_per_s": 3, "limit_s": 1, "quantile": 0.9, "samples_per_request": 4}
+    promise = {"requests_per_s": 3, "limit_s": 1, "quantile": 0.9, "samples_per_request": 4, "measured_s": 0.5}
     half, wrong = {"limit_s": 1}, promise | {"quantile": 5}
     answers = [*({"promise": each} for each in (promise, None, "x", half, wrong)), [], 5]
     with StandIn(documents={f"/{n}/v1/manifest": answer for n, answer in enumerate(answers)}) as server:

@@ -178,7 +178,7 @@ def test_what_is_no_faster_than_eager_is_not_offered(tmp_path, monkeypatch):
 def test_a_small_budget_leaves_candidates_untried_and_still_ends_with_an_answer(tmp_path):
     found = search(MadeUpBench(tmp_path, build_s=20.0), budget_s=100.0)
     assert found.candidates["eager int8"].status == "untried"
-    assert found.candidates["eager int8"].reason == "the budget was over before it was built"
+    assert found.candidates["eager int8"].reason == "the budget left no time before it was built"
     assert max(found.offered, key=lambda row: row.samples_per_s).name.startswith("onnx int8")
 
 

@@ -413,7 +413,9 @@ def test_the_last_screen_fits_and_begins_with_the_result(tmp_path, capsys):
 def test_the_first_sentence_says_how_many_were_not_tried_and_the_table_leaves_them_out(tmp_path, capsys):
     result = build_result(tmp_path, 4)
     rows = (*result.candidates, *(Candidate(name=name, plan=Plan()) for name in ("aot fp32", "aot bf16")))
-    open_end = build_row("compile fp32", 200.0, 0.0, 0.4, "untried", reason="the budget was over before it was proven")
+    open_end = build_row(
+        "compile fp32", 200.0, 0.0, 0.4, "untried", reason="the budget left no time before it was proven"
+    )
     sentence = describe_search(dataclasses.replace(result, candidates=rows))
     assert sentence.endswith(f"; there was no time for 2 of {len(rows)} candidates.")
     assert "no time" not in describe_search(result)

@@ -107,6 +107,22 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
     assert "over 0.05 s" in refused.json()["error"]
 
 
+def test_a_body_of_which_nothing_comes_does_not_hold_up_a_server_that_drains(monkeypatch):
+    monkeypatch.setattr(app, "SILENCE_S", 0.05)
+    server = Server()
+
+    async def converse(client):
+        async def stop_halfway():
+            yield b'{"inputs": '
+            server.service.is_draining = True
+            await asyncio.sleep(5)
+
+        return await client.post("/v1/predict", content=stop_halfway()), server.service.n_open
+
+    refused, n_open = server.run(converse)
+    assert (refused.status_code, refused.headers["retry-after"], n_open) == (503, "1", 0)
+
+
 def test_a_failure_that_nobody_expected_is_noted_as_one(monkeypatch):
     async def fail(*_, **__):
         raise OSError("planted")

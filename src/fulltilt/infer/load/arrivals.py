@@ -10,8 +10,7 @@ from typing import Literal
 import numpy as np
 
 Scenario = Literal["server", "single", "multi", "offline"]
-SAMPLES_PER_REQUEST = {"single": 1, "multi": 8}
-"""What a request holds unless it is stated."""
+SAMPLES_PER_REQUEST = {"single": 1, "multi": 8}  # unless it is stated
 PROMPT_SHARES = (0.125, 0.5)  # of a sample that a prompt has, from … to
 MIN_REQUESTS = 100  # for a mean, a maximum and a median, which need no bound from the order, or nearly none
 

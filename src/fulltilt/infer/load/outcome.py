@@ -24,8 +24,7 @@ MIN_S = 5.0  # of a load that a test ends
 BLAME = 0.5  # of a percentile, counted from the sending on: if that is less, the generator made it
 NEAR = 0.25  # of the limit
 GROWTH = 1.5  # the last third of the responses takes so many times as long as the first: the queue grows
-N_COLUMNS = 7
-"""Of a row: due, handled by the generator, ended (seconds of the load); status; cached samples; words, first of it."""
+N_COLUMNS = 7  # of a row: due, handled, ended (seconds of the load); status; cached samples; words, first of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +42,7 @@ class LoadPlan:
         seconds: The longest time; a test that decides ends it earlier, but not before ``min_s``.
         quantile: Share of the responses that has to be within the limit; None of it without a limit.
         new_tokens: Words that each request asks for, of a model that writes text; 0: requests hold samples.
+        promised_s: That quantile when the served artefact was accepted at this load; None: another load, or no promise.
     """
 
     url: str
@@ -56,6 +56,7 @@ class LoadPlan:
     seed: int = 0
     timeout_s: float = 30.0
     new_tokens: int = 0
+    promised_s: float | None = None
 
     @property
     def target(self) -> str:

@@ -7,7 +7,7 @@
 - slower: not proven faster than eager. behind: measured, and left out because others were faster.
 - refused: its outputs differ too much, its optimisation did nothing, or a target is missed.
 - failed, out_of_memory, timeout: it could not be built or ended while it was measured.
-- untried: the budget was over; the reason says before what.
+- untried: the budget left no time; the reason says before what.
 """
 
 import dataclasses
@@ -25,8 +25,7 @@ Status = Literal[
     "chosen", "offered", "baseline", "slower", "behind", "refused", "failed", "out_of_memory", "timeout", "untried"
 ]
 OFFERED: tuple[Status, ...] = ("chosen", "offered", "baseline")
-OVER = "the budget was over before"
-"""Begins every reason of what there was no time for."""
+OVER = "the budget left no time before"  # begins every reason of what there was no time for
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,8 +18,7 @@ from fulltilt.levers.inference.cuda_graphs import round_shape
 BATCHES = (1, 2, 4, 16, 64)  # that are measured; between them it is close to linear
 SHARES = (0.25, 0.75, 1.0)  # of the samples: the lengths that are measured are the longest of these
 MAX_CALL_S = 1.0  # slower calls are not measured: smaller batches are as fast a sample long before
-Point = tuple[int, int]
-"""A shape that is measured: length and samples of a batch, all of that length."""
+Point = tuple[int, int]  # a shape that is measured: length, and samples of a batch, all of that length
 
 N_REQUESTS = 1000
 N_SAMPLES = 6000  # of all requests: of large ones fewer are simulated

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
@@ -25,7 +25,9 @@ from fulltilt.web.gate import Door, Gate
 from fulltilt.web.listening import LOOPBACK
 
 MOST_BODY_BYTES, MOST_BODY_S = 16 << 20, 60.0  # until its last byte: who stalls takes the room of others
+SILENCE_S = 1.0  # in which nothing of a body came: a server that drains waits no longer
 TOO_LARGE = f"the body is beyond {MOST_BODY_BYTES >> 20} MiB; send fewer samples in a request"
+DRAINS = "the service is draining; come again later"
 LARGE_BYTES = 1 << 18  # a body beyond it is read in a thread, so that others are answered meanwhile
 MOST_TOLD = 1 << 20  # numbers in the samples that are offered, 20 MB of JSON
 MOST_OPEN, MOST_HELD_BYTES = 2000, 256 << 20  # requests that are open at a time, and their bodies
@@ -49,8 +51,7 @@ def build_app(service: Service, *, token: str | None = None, hosts: Iterable[str
         token: What clients have to show; None: nothing, for a server that only this machine reaches.
         hosts: Names under which the server is reached.
     """
-    nothing: dict[str, Any] = dict.fromkeys(("docs_url", "redoc_url", "openapi_url"))
-    app = FastAPI(title="fulltilt infer", **nothing)
+    app = FastAPI(title="fulltilt infer", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
     app.router.add_route("/v1/predict", predict, methods=["POST"])  # FastAPI's own way costs 0.1 ms more
     app.include_router(router)
@@ -139,15 +140,20 @@ class Counter:
             await self._app(scope, receive, send)
             return
         service, began_s, status, n_bytes = self._service, time.monotonic(), GONE, 0
-        end_s: float | None = asyncio.get_running_loop().time() + MOST_BODY_S
+        now_s = asyncio.get_running_loop().time
+        end_s: float | None = now_s() + MOST_BODY_S
 
         async def take() -> Message:
             nonlocal n_bytes, end_s
             try:
-                async with asyncio.timeout_at(end_s):
+                async with asyncio.timeout_at(end_s and min(end_s, now_s() + SILENCE_S)):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"the body took over {MOST_BODY_S:g} s; send it faster", CLOSE) from None
+                if service.is_draining:
+                    raise service.build_refusal(503, DRAINS) from None
+                if end_s and now_s() >= end_s:
+                    raise HTTPException(408, f"the body took over {MOST_BODY_S:g} s; send it faster", CLOSE) from None
+                return await take()
             end_s = end_s if message.get("more_body") else None
             n_bytes += (n_more := len(message.get("body", b"")))
             self._n_bytes += n_more
@@ -168,7 +174,7 @@ class Counter:
 
         refusal = None
         if service.is_draining:
-            refusal = service.build_refusal(503, "the service is draining; come again later")
+            refusal = service.build_refusal(503, DRAINS)
         elif service.n_open >= MOST_OPEN:
             refusal = service.build_refusal(429, f"{MOST_OPEN:,} requests are open already; come again later")
         elif int(dict(scope["headers"]).get(b"content-length", 0)) > MOST_BODY_BYTES:

@@ -7,9 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-SOURCES = ("model", "shared", "memory", "disk")
-"""Where an answer came from; shared: together with a request that asked for the same."""
-
+SOURCES = ("model", "shared", "memory", "disk")  # of answers; shared: with a request that asked for the same
 RECENT_S = 60
 MOST_RECENT = 50_000  # requests that the page knows
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)

@@ -29,7 +29,6 @@ from fulltilt.records.words import WordTable
 
 GONE = 499  # what logs know of a client that went away; nobody reads it
 LOOK_S = 0.1  # between looks at whether a client is still there
-MIB = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,10 +163,10 @@ class Service:
         settings = self.settings
         if settings.cache_mib == 0:
             return None
-        disk = settings.cache_dir and Disk(settings.cache_dir, most_bytes=settings.cache_disk_mib * MIB, say=self.note)
+        disk = settings.cache_dir and Disk(settings.cache_dir, most_bytes=settings.cache_disk_mib << 20, say=self.note)
         return Cache(  # where eager stands in, as notes say, its answers are others
             artefact=hashlib.sha256(dumps([self.manifest, list(artefact.notes)]).encode()).hexdigest(),
-            memory_bytes=settings.cache_mib * MIB,
+            memory_bytes=settings.cache_mib << 20,
             expiry_s=settings.cache_expiry_s,
             disk=disk,
         )
