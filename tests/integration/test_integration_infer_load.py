@@ -34,7 +34,7 @@ def test_the_answer_is_the_first_line_and_json_holds_it_all(tmp_path):
     document = json.loads((tmp_path / "load.json").read_text())
     assert list(document)[:3] == ["version", "verdict", "why"]
     assert (document["verdict"], document["unanswered"]) == ("met", {})
-    assert document["plan"]["limit_s"] == 60
+    assert (document["plan"]["limit_s"], document["plan"]["timeout_s"]) == (60, 120)
     low, high = document["response_ms"]["p50"]["ci95"]
     assert low <= document["response_ms"]["p50"]["measured"] <= high
     assert sum(n for *_, n in document["histogram"]) == document["n_requests"]
@@ -63,9 +63,11 @@ def test_rate_limit_and_size_are_those_that_the_artefact_promises_unless_they_ar
         assert (promise | {"promised_s": 0.0125}).items() <= plan.items()
         said = " ".join(done.stderr.split())
         assert "(12.5 ms when it was accepted), within 30,000 ms, under 321 requests/s" in said
-        done = run_load(server.url, "--seconds", "1", "--requests-per-s", "300", "--json", "-")
-        assert json.loads(done.stdout)["plan"]["promised_s"] is None, "another load was promised"
-    config = {"targets": {"requests_per_s": 50, "samples_per_request": 2}}
+        for rate, promised_s in ((321, 0.0125), (300, None)):
+            limit = ("--requests-per-s", rate, "--limit-ms", "30000", "--percentile", "95")
+            plan = json.loads(run_load(server.url, "--seconds", "1", *limit, "--json", "-").stdout)["plan"]
+            assert (plan["samples_per_request"], plan["promised_s"]) == (2, promised_s)
+    config = {"targets": {"requests_per_s": 50, "samples_per_request": 2}, "data": {"batch_size": 1}}
     with StandIn(documents={"/v1/manifest": {"promise": None, "config": {"config": config}}}) as server:
         plan = json.loads(run_load(server.url, "--seconds", "1", "--json", "-").stdout)["plan"]
         assert (plan["requests_per_s"], plan["samples_per_request"], plan["limit_s"]) == (50, 2, None)
@@ -75,8 +77,9 @@ def test_rate_limit_and_size_are_those_that_the_artefact_promises_unless_they_ar
 
 def test_a_model_that_writes_is_asked_for_text_and_its_first_words_are_told():
     events = Events([{"token": 1}, {"token": 2}, {"done": True}], 0.01)
+    promise = {"requests_per_s": 321.0, "limit_s": 1e-6, "quantile": 0.95, "samples_per_request": 1, "measured_s": 1e-7}
     documents = {
-        "/v1/manifest": {"writes_text": True, "config": {"config": {"targets": {"new_tokens": 2}}}},
+        "/v1/manifest": {"writes_text": True, "config": {"config": {"targets": {"new_tokens": 2}}}, "promise": promise},
         "/v1/samples": {"inputs": [list(range(12))] * 3},
     }
     with StandIn(documents=documents, answer=lambda number, body: (200, events)) as server:
@@ -86,6 +89,7 @@ def test_a_model_that_writes_is_asked_for_text_and_its_first_words_are_told():
     document = json.loads(done.stdout)
     assert {body["max_new_tokens"] for body in server.bodies} == {2}
     assert (document["plan"]["new_tokens"], document["unanswered"]) == (2, {})
+    assert document["plan"]["limit_s"] is None, "what was promised of samples is not of texts"
     assert document["first_token_ms"]["p50"]["measured"] < document["response_ms"]["p50"]["measured"]
     assert document["tokens_per_s"] == pytest.approx(2 * document["answered_per_s"])
     assert "· first word: p50 " in done.stderr

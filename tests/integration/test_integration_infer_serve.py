@@ -148,7 +148,7 @@ def test_ray_serve_starts_another_replica_where_requests_wait_and_both_answer_as
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("device", "n_gpus"), [("cuda", 1), ("cpu", 0)])
+@pytest.mark.parametrize(("device", "n_gpus"), [("cuda:0", 1), ("cpu", 0)])
 def test_a_replica_asks_ray_for_the_gpu_that_its_artefact_needs(tmp_path, monkeypatch, device, n_gpus):
     """Ray hides all GPUs from a process that asked for none."""
     serve = pytest.importorskip("ray.serve", reason="Ray Serve is not installed")

@@ -36,6 +36,7 @@ MOST_TOKENS = 4097
 MOST_SAMPLES = 10_001  # of a request: each begins one of its own, and all are held
 PERCENTILE = 99.0
 UNLIMITED_S, LIMITED_S = 10.0, 60.0
+TIMEOUT_S = 30.0  # of a request, or twice the limit
 
 HELP = "load a server over HTTP, open loop, and hold its responses to a limit"
 DESCRIPTION = (
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--percentile", type=float, default=PERCENTILE, metavar="P", help="another share, with --limit-ms"
     )
     parser.add_argument("--limit-ms", type=float, metavar="L", help="the limit of that share")
-    parser.add_argument("--samples-per-request", type=int, metavar="N", help="default 1, of multi 8")
+    parser.add_argument("--samples-per-request", type=int, metavar="N", help="default the server's, else 1; of multi 8")
     parser.add_argument(
         "--new-tokens", type=int, metavar="N", help="of a model that writes text: words of an answer (default its own)"
     )
@@ -93,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
         bodies = build_bodies(samples, plan.samples_per_request)
     build_request(plan, bodies, token)  # says what cannot be, before anything is sent
     try:
-        fetch(plan.target, body=bodies[0], token=token)  # what can never be answered is told before the load
+        fetch(
+            plan.target, body=bodies[0], token=token, patience_s=plan.timeout_s
+        )  # what can never be answered is told before the load
     except UsageError as error:
         raise UsageError(f"{error}; see that the server takes such samples, or give others by --inputs") from None
     console = build_console(to_stderr=args.json == "-", is_screen=True)
@@ -173,17 +176,14 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
     from fulltilt.infer.load.outcome import LoadPlan
 
     limit_ms, quantile = args.p99_ms or args.limit_ms, 0.99 if args.p99_ms else args.percentile / 100
-    rate_per_s = args.requests_per_s
-    manifest = {} if args.inputs else _fetch_manifest(args.url, token)
-    is_open = args.scenario == "server" and not (limit_ms and rate_per_s)  # what the flags leave to the server
-    promise = _read_promise(manifest) if is_open else None
-    told = promise or (_read_stated(manifest) if is_open else None)
+    manifest, is_server = {} if args.inputs else _fetch_manifest(args.url, token), args.scenario == "server"
     new_tokens = _read_new_tokens(manifest, args.new_tokens)
+    promise = _read_promise(manifest) if is_server and not new_tokens else None  # one is of whole samples
+    told = promise or (_read_stated(manifest) if is_server else None)
     if promise and not limit_ms:
         limit_ms, quantile = 1000 * promise["limit_s"], promise["quantile"]
-    if told and not rate_per_s:
-        rate_per_s = told["requests_per_s"]
-    if args.scenario == "server" and not rate_per_s:
+    rate_per_s = args.requests_per_s or (told["requests_per_s"] if told else None)
+    if is_server and not rate_per_s:
         raise UsageError(
             "the server neither promises nor states a rate; say how many requests arrive, such as --requests-per-s 20"
         )
@@ -195,7 +195,7 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
     return LoadPlan(
         url=args.url,
         scenario=args.scenario,
-        requests_per_s=rate_per_s if args.scenario == "server" else None,
+        requests_per_s=rate_per_s if is_server else None,
         seconds=args.seconds or longest_s,
         samples_per_request=1 if new_tokens else n_samples,
         quantile=quantile,
@@ -203,6 +203,7 @@ def plan_load(args: argparse.Namespace, token: str | None) -> LoadPlan:
         seed=args.seed,
         new_tokens=new_tokens,
         promised_s=promise["measured_s"] if promise and is_promised else None,
+        timeout_s=max(TIMEOUT_S, 2 * (limit_ms or 0.0) / 1000),
     )
 
 
@@ -233,12 +234,13 @@ def _read_new_tokens(manifest: dict[str, Any], given: int | None) -> int:
         raise UsageError("the server does not say how long its texts are; give --new-tokens") from None
 
 
-def _read_stated(manifest: dict[str, Any]) -> dict[str, float] | None:
-    """Read the load that the targets of the served configuration state."""
+def _read_stated(manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """Read the load that the targets of the served configuration state, its rate where they do."""
     try:
-        targets = manifest["config"]["config"]["targets"]
-        n_samples = float(targets["samples_per_request"] or 1)
-        return {"requests_per_s": float(targets["requests_per_s"]), "samples_per_request": n_samples}
+        config = manifest["config"]["config"]
+        targets, rate_per_s = config["targets"], config["targets"]["requests_per_s"]
+        n_samples = float(targets["samples_per_request"] or config["data"]["batch_size"])
+        return {"requests_per_s": rate_per_s and float(rate_per_s), "samples_per_request": n_samples}
     except (LookupError, TypeError, ValueError):
         return None
 

@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     checked = check.plan_check(config, weights=args.weights, needs_targets=False)
     out_dir = Path(args.out or Path("runs") / "infer" / checked.name)
     console, aside = build_console(to_stderr=args.json == "-", is_screen=True), build_console(to_stderr=True)
+    artefact = _check_new(Path(args.artefact_out)) if args.artefact_out else out_dir / FOLDER / CHOSEN
     with check.open_check_folder(checked, out_dir) as folder:
         weights, _ = check.prepare_weights(checked, folder, words)
-        artefact = _check_new(Path(args.artefact_out)) if args.artefact_out else out_dir / FOLDER / CHOSEN
         with open_search_folder(checked, weights, out_dir / FOLDER) as own:
             for note in filter(None, (folder.set_aside, own.set_aside)):
                 aside.print(f"note: {note}")

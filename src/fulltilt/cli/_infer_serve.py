@@ -7,7 +7,7 @@ import contextlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fulltilt.cli._listening import add_listening_arguments, read_tls
 from fulltilt.cli._shared import (
@@ -20,6 +20,7 @@ from fulltilt.cli._shared import (
 )
 from fulltilt.cli._signals import unwind_on_signals
 from fulltilt.errors import ConfigError, UsageError
+from fulltilt.report.summary import count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +35,7 @@ DESCRIPTION = (
 )
 MANIFEST = "manifest.json"
 NEEDED = ("fastapi", "jinja2", "prometheus_client", "uvicorn")
+N_WAITING = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache-disk-mib", type=int, default=1024, metavar="N", help="their size there (1024; 0: none)"
     )
     parser.add_argument("--cache-expiry", default="24h", metavar="24h", help="how long an answer is kept (default 24h)")
-    parser.add_argument("--queue", type=int, default=256, metavar="N", help="samples that may wait (default 256)")
+    parser.add_argument(
+        "--queue", type=int, metavar="N", help=f"samples that may wait (default {N_WAITING}, or one whole request)"
+    )
     parser.add_argument("--deadline-ms", type=int, metavar="N", help="of requests without X-Deadline-Ms (default none)")
     parser.add_argument("--threads", type=int, metavar="N", help="of a replica (default what its plan says)")
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="models beside each other (default 1)")
@@ -63,34 +67,40 @@ def run(args: argparse.Namespace) -> int:
         check_at_least(args, flag, smallest)
     if args.most_replicas is not None and args.engine != "ray":
         raise UsageError("--most-replicas needs --engine ray, which starts replicas where requests wait")
+    if args.engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise UsageError("--engine ray needs Ray Serve, which is not installed; pip install 'fulltilt[ray]'")
+    from fulltilt.infer.artefact import find_mismatch, open_artefact, read_manifest
     from fulltilt.web.listening import listen
 
     source, aside = resolve_config_argument(args), build_console(to_stderr=True)
-    tls = read_tls(args)
+    tls, expiry_s = read_tls(args), _read_expiry_s(args)
     listen(args.host, args.port).close()  # what cannot be used is told before a model is trained
     folder, out_dir, built = _find_artefact(args, source, aside)
-    settings = _read_settings(args, out_dir)
-    token = _read_token(args, out_dir)
+    token, manifest = _read_token(args, out_dir), read_manifest(folder)
+    settings = _build_settings(args, out_dir, expiry_s, manifest.config["config"])
     listening = {"host": args.host, "port": args.port, "token": token, "names": args.allow_host, "tls": tls}
     console = build_console(is_screen=True)
 
     def tell_start(url: str) -> None:
-        _print_start(console, folder, url, out_dir / "token" if token else None)
-
-    if args.engine == "ray":
-        return _run_on_ray(args, folder, settings, listening, console, tell_start)
-    from fulltilt.infer.artefact import open_artefact
-    from fulltilt.infer.serve.service import Service
-    from fulltilt.infer.serve.serving import serve
+        place = out_dir / "token" if token else None
+        _print_start(console, folder, url, place, writes_text=manifest.writes_text)
 
     def say(note: str) -> None:
         aside.print(f"note: {note}")
+
+    if args.engine == "ray":
+        if mismatch := find_mismatch(manifest):
+            say(f"eager fp32 answers instead: {mismatch}")
+        return _run_on_ray(args, folder, settings, listening, console, tell_start)
+    from fulltilt.infer.serve.service import Service
+    from fulltilt.infer.serve.serving import serve
 
     artefacts = [] if built is None else [built]
     artefacts += [open_artefact(folder, n_threads=args.threads) for _ in range(args.replicas - len(artefacts))]
     with contextlib.closing(Service(artefacts, settings, say=say, is_warmed_up=True)) as service:
         n_late = serve(service, **listening, on_start=tell_start)
-    told = f"{n_late} requests had no answer in time" if n_late else "everything that was accepted was answered"
+    late = f"{count(n_late, 'request')} had no answer in time"
+    told = late if n_late else "everything that was accepted was answered"
     console.print(f"stopped; {told}")
     return 0
 
@@ -140,20 +150,25 @@ def _find_artefact(args: argparse.Namespace, source: str, aside: Console) -> tup
     return built.folder, out_dir, built
 
 
-def _read_settings(args: argparse.Namespace, out_dir: Path) -> Settings:
+def _read_expiry_s(args: argparse.Namespace) -> float:
     from fulltilt.config import parse_duration_s
-    from fulltilt.infer.serve.service import Settings
 
     try:
-        expiry_s = parse_duration_s(args.cache_expiry)
+        return parse_duration_s(args.cache_expiry)
     except ConfigError as error:
         raise UsageError(f"--cache-expiry {error}") from None
+
+
+def _build_settings(args: argparse.Namespace, out_dir: Path, expiry_s: float, config: dict[str, Any]) -> Settings:
+    from fulltilt.infer.serve.service import Settings
+
+    whole = config["targets"]["samples_per_request"] or config["data"]["batch_size"]
     return Settings(
         cache_mib=args.cache_mib,
         cache_dir=Path(args.cache_dir or out_dir).resolve() if args.cache_disk_mib else None,
         cache_disk_mib=args.cache_disk_mib,
         cache_expiry_s=expiry_s,
-        n_waiting=args.queue,
+        n_waiting=args.queue or max(N_WAITING, whole),
         deadline_s=None if args.deadline_ms is None else args.deadline_ms / 1000,
     )
 
@@ -172,15 +187,13 @@ def _read_token(args: argparse.Namespace, out_dir: Path) -> str | None:
     return read_or_make_token(out_dir)
 
 
-def _print_start(console: Console, folder: Path, url: str, token: Path | None) -> None:
-    from fulltilt.infer.artefact import read_manifest
-
+def _print_start(console: Console, folder: Path, url: str, token: Path | None, *, writes_text: bool) -> None:
     print_result(
         console, f"{folder} is served at {url}; Ctrl-C lets it answer what it has, and ends it", soft_wrap=True
     )
     head = f'-H "Authorization: Bearer $(cat {token})" ' if token else ""
     ask = f"curl -s {head}{url}/v1/samples | curl -s {head}{url}/v1/predict --json @-"
-    if read_manifest(folder).writes_text:
+    if writes_text:
         ask = f"""curl -sN {head}{url}/v1/generate -d '{{"tokens": [1], "max_new_tokens": 8}}'"""
     console.print(f"try: {ask}", soft_wrap=True)
     if token:

@@ -40,9 +40,14 @@ def _print_result(result: dict[str, Any], *, to_stderr: bool) -> None:
     print_result(console, sentence, style="green" if passed else "bold red")
     for check in result["checks"]:
         console.print(f"· {check['name']}: {check['text']}", style=None if check["passed"] else "bold red")
+    mismatch = (result["mismatch"] or "").partition(";")[0]
     if result["admitted"]:
-        console.print(f"· admitted for what is here ({result['admitted'].partition(';')[0]})")
-    if not passed:
+        console.print(f"· admitted for what is here ({mismatch})")
+    elif passed and mismatch:
+        console.print(f"· not admitted, its folder cannot be written: eager fp32 answers in its place ({mismatch})")
+    elif mismatch or last["name"] in ("files", "opens"):
         console.print(
             "· where weights and samples are whole, eager fp32 answers in its place; build it anew to have it back"
         )
+    elif not passed:
+        console.print("· a server opens it all the same; build it anew, or serve its configuration")

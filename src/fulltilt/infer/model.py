@@ -119,7 +119,7 @@ def build_inference_model(
         weights: Folder of a training; None: the model as its function builds it.
 
     Raises:
-        DataError: no sample, or samples that no batch of arrays can hold.
+        DataError: no sample, none short enough, or samples that no batch of arrays can hold.
         FulltiltError: an output is NaN or infinite.
     """
     place = builder.check_device(device)
@@ -138,7 +138,10 @@ def build_inference_model(
     samples = tuple(tuple(array[0] for array in _flatten(inputs)) for inputs, _ in singles)
     flat = Flat(model, names, takes_mapping)
     specs, problem = _find_pads(samples, _find_specs(names, samples), read)
-    kept = _find_short(samples, specs, config.inference.max_length)
+    most = config.inference.max_length or max(read_length(sample, specs) for sample in samples)
+    kept = [n for n, sample in enumerate(samples) if read_length(sample, specs) <= most]
+    if not kept:
+        raise DataError(f"inference.max_length is {most}, and all of {len(samples)} samples are longer; set it higher")
     samples, targets = tuple(samples[n] for n in kept), tuple(singles[n][1] for n in kept)
     specs = tuple(_find_bounds(flat, samples[0], specs, place))
     longest = max(read_length(sample, specs) for sample in samples) if any(s.varies for s in specs) else None
@@ -296,18 +299,6 @@ def _find_pads(
             if mine.dtype != theirs.dtype or not np.array_equal(mine, theirs):
                 return tuple(found), "its collate or prepare joins them another way than by padding at the end"
     return tuple(found), None
-
-
-def _find_short(samples: Sequence[Sample], specs: Sequence[InputSpec], most: int | None) -> list[int]:
-    """Find the samples that are no longer than is answered; None: all are.
-
-    Raises:
-        DataError: there is none.
-    """
-    found = [n for n, sample in enumerate(samples) if most is None or read_length(sample, specs) <= most]
-    if not found:
-        raise DataError(f"inference.max_length is {most}, and all of {len(samples)} samples are longer; set it higher")
-    return found
 
 
 def _find_bounds(flat: Flat, sample: Sample, specs: Sequence[InputSpec], device: torch.device) -> Iterator[InputSpec]:

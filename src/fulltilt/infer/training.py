@@ -15,8 +15,7 @@ from fulltilt.hardware.proctree import run_in_session
 from fulltilt.levers import select_recipe
 
 FOLDER, RESULT = "training", "training.json"
-RESULTS = (FOLDER, RESULT, NEWEST, PREVIOUS)
-"""Files that show a folder is in use; the last two belong to a training, which a check must not take over."""
+RESULTS = (FOLDER, RESULT, NEWEST, PREVIOUS)  # show a folder in use; the last two by a training, not to be taken over
 
 STOP_S = 30.0  # a training that is told to end saves a checkpoint first
 

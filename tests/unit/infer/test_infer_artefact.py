@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fulltilt.cli import _infer_verify
 from fulltilt.config import config_from_values, inference_plan_of
 from fulltilt.errors import FulltiltError, PlanObstacleError, StorageError, UsageError
 from fulltilt.infer import artefact as artefacts
@@ -261,26 +262,61 @@ def test_verify_passes_what_holds_and_admits_it_for_another_release(folder, monk
     change_manifest(folder, built_with=read_manifest(folder).built_with | {"torch": "1.0"})
     found = verify(folder)
     assert [check["passed"] for check in found["checks"]] == [True] * 4, found
-    assert found["admitted"].startswith("built with torch 1.0, here is")
+    assert (found["admitted"], found["mismatch"].partition(", here")[0]) == (True, "built with torch 1.0")
     assert find_mismatch(read_manifest(folder)) is None
     assert not open_artefact(folder).notes
-    assert verify(folder)["admitted"] is None
+    found = verify(folder)
+    assert (found["admitted"], found["mismatch"]) == (False, None)
 
 
-def test_verify_measures_single_samples_and_batches_as_they_are_served(folder, monkeypatch):
-    measured = []
+def test_verify_admits_nothing_where_it_cannot_write_and_keeps_what_it_found(folder, monkeypatch, capsys):
+    def refuse(*_):
+        raise StorageError("a disk that can only be read")
+
+    monkeypatch.setattr("fulltilt.infer.verifying.compare_speed", lambda *_, **__: compare_pairs([0.3, 0.31] * 3))
+    change_manifest(folder, built_with=read_manifest(folder).built_with | {"torch": "1.0"})
+    monkeypatch.setattr("fulltilt.infer.verifying.artefacts.write_manifest", refuse)
+    found = verify(folder)
+    assert (found["passed"], found["admitted"], len(found["checks"])) == (True, False, 4)
+    _infer_verify._print_result(found, to_stderr=False)
+    assert "not admitted, its folder cannot be written: eager fp32" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("failed", "mismatch", "said"),
+    [
+        ("files", None, "eager fp32 answers in its place"),
+        ("speed", "built with torch 1.0, here is 2.0; run", "eager fp32 answers in its place"),
+        ("answers", None, "a server opens it all the same"),
+        ("speed", None, "a server opens it all the same"),
+    ],
+)
+def test_verify_says_who_answers_in_place_of_what_does_not_hold(failed, mismatch, said, capsys):
+    checks = [{"name": failed, "passed": False, "text": "planted"}]
+    result = {"name": "m", "passed": False, "checks": checks, "admitted": False, "mismatch": mismatch}
+    _infer_verify._print_result(result, to_stderr=False)
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("gains", "passed"), [((0.3, -0.3), False), ((-0.3, 0.3), True)])
+def test_verify_holds_an_artefact_to_batches_as_it_serves_them(folder, monkeypatch, gains, passed):
+    measured, left = [], list(gains)
 
     def compare(base, other, shapes):
         measured.append([len(each[0]) for each in shapes])
-        return compare_pairs([0.3, 0.31] * 3 if len(measured) == 1 else [-0.3, -0.31] * 3)
+        gain = left.pop(0)
+        return compare_pairs([gain, gain + 0.01] * 3)
 
     monkeypatch.setattr("fulltilt.infer.verifying.compare_speed", compare)
     change_manifest(folder, policy=Policy(max_batch=5))
     speed = verify(folder)["checks"][-1]
     assert measured == [[1] * len(measured[0]), [5]]
-    assert not speed["passed"], "batches are slower than eager's"
-    assert "one by one; 0.7" in speed["text"]
+    assert speed["passed"] is passed
+    assert " one by one; " in speed["text"]
     assert speed["text"].endswith("in batches up to 5, as served")
+    left.append(0.3)
+    change_manifest(folder, joins="alone")
+    assert verify(folder)["checks"][-1]["text"].endswith("one by one"), "a server joins none"
 
 
 def test_a_check_measures_an_artefact_and_none_of_another_task(folder):

@@ -381,9 +381,11 @@ def test_a_deadline_ends_the_writing_and_the_next_request_is_served():
     assert (list_statuses(host), host.n_open) == ([504, 504, 200, 400], 0)
 
 
-@pytest.mark.parametrize(("precision", "n_loads"), [("fp32", 1), ("bf16", 2)])
-def test_a_server_writes_with_the_model_that_it_has_loaded_where_that_is_eager_in_fp32(
-    tmp_path, monkeypatch, precision, n_loads
+@pytest.mark.parametrize(
+    ("precision", "engine", "n_loads"), [("fp32", "eager", 1), ("bf16", "eager", 1), ("fp32", "onnx", 2)]
+)
+def test_a_server_writes_with_the_model_that_it_has_loaded_where_its_engine_is_eager(
+    tmp_path, monkeypatch, precision, engine, n_loads
 ):
     testclient = pytest.importorskip("fastapi.testclient")
     from fulltilt.config import inference_plan_of
@@ -398,14 +400,18 @@ def test_a_server_writes_with_the_model_that_it_has_loaded_where_that_is_eager_i
     model = build_inference_model(config, device="cpu", n_samples=4)
     assert build_artefact(model, inference_plan_of(config), tmp_path).manifest.writes_text
     monkeypatch.setattr(_torch, "rebuild_module", lambda *given: loads.append(given) or rebuild(*given))
-    service = Service([open_artefact(tmp_path)], Settings(cache_mib=0))
+    opened = open_artefact(tmp_path)
+    writer = find_writer(opened.run.forward)
+    assert next(writer.model.parameters()).dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
+    opened.plan = opened.plan | {"engine": engine}
+    service = Service([opened], Settings(cache_mib=0))
     try:
         client = testclient.TestClient(build_app(service), base_url="http://localhost")
         *words, last = read_events(client.post("/v1/generate", json={"tokens": [1, 2, 3], "max_new_tokens": 4}))
     finally:
         service.close()
         torch.set_num_threads(threads)
-    assert [event["token"] for event in words] == collect(find_writer(model.module), [[1, 2, 3]], 4)[0]
+    assert [event["token"] for event in words] == collect(writer, [[1, 2, 3]], 4)[0]
     assert last["done"]
     assert len(loads) == n_loads
 

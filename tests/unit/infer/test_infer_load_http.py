@@ -17,6 +17,8 @@ from fulltilt.infer.load.arrivals import plan_arrivals
 from fulltilt.infer.load.http import HttpLoad, build_bodies, build_prompts, build_request, fetch
 from fulltilt.infer.load.outcome import N_COLUMNS, LoadPlan, Responses
 from fulltilt.infer.load.sender import MAX_TOLD, Sender
+from fulltilt.infer.search.accept import load_server
+from fulltilt.infer.search.policies import Goal
 
 BODIES = build_bodies([1, 2, 3], 1)
 
@@ -248,9 +250,17 @@ def test_a_promise_that_is_none_of_ours_is_none():
 
 def test_where_nothing_is_promised_the_load_is_that_of_the_served_configuration():
     stated = [{"requests_per_s": rate, "samples_per_request": n} for rate, n in ((40, 2), (40, None), (None, 2))]
-    found = [_read_stated({"config": {"config": {"targets": targets}}}) for targets in (*stated, {}, None)]
+    config = {"data": {"batch_size": 7}}
+    found = [_read_stated({"config": {"config": config | {"targets": each}}}) for each in (*stated, {}, None)]
     loads = [each and (each["requests_per_s"], each["samples_per_request"]) for each in found]
-    assert loads == [(40, 2), (40, 1), None, None, None]
+    assert loads == [(40, 2), (40, 7), (None, 2), None, None], "as check has it"
+
+
+def test_what_a_server_does_not_take_is_said_before_it_is_loaded():
+    with StandIn(answer=lambda number, body: (413, {"error": "3 samples are more than may wait (2)"})) as server:
+        with pytest.raises(UsageError, match=r"413 .*more than may wait"):
+            load_server(server.url, Goal(samples_per_request=3), 100.0, seconds=1.0, limit_s=1.0)
+        assert [len(body["inputs"]) for body in server.bodies] == [3], "it was asked once"
 
 
 def test_a_load_of_nothing_says_so():

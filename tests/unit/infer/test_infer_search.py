@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.unit.infer.test_infer_search_pure import CATALOGUE, FACTS
 
-from fulltilt.errors import FulltiltError, StorageError
+from fulltilt.errors import FulltiltError, StorageError, UsageError
 from fulltilt.hardware import is_process_stopped
 from fulltilt.infer.manifest import InputSpec, Manifest, Policy
 from fulltilt.infer.search import arm, bench
@@ -127,6 +127,14 @@ def search(made_up, *, budget_s=600.0, goal=GOAL):
     found = Search(bench=made_up, catalogue=CATALOGUE, own={"threads": None}, goal=goal, budget_s=budget_s)
     found.run()
     return found
+
+
+def test_the_response_of_a_model_that_writes_is_not_searched(tmp_path, monkeypatch):
+    manifest = dataclasses.replace(build_manifest(), writes_text=True)
+    monkeypatch.setattr(sys.modules[__name__], "build_manifest", lambda: manifest)
+    with pytest.raises(UsageError, match=r"until the last word .* targets\.response_s=null"):
+        search(MadeUpBench(tmp_path / "a"), goal=Goal(limit_s=1.0, requests_per_s=2.0))
+    assert search(MadeUpBench(tmp_path / "b")).offered, "how many samples a second it answers is"
 
 
 def test_the_fastest_is_found_proven_and_the_slower_ones_say_why(tmp_path):

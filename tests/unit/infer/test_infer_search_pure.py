@@ -21,7 +21,7 @@ from fulltilt.infer.search.candidates import build_baseline, list_combinations, 
 from fulltilt.infer.search.journal import FILE, Journal, OverError
 from fulltilt.infer.search.policies import Goal, choose_policy, estimate_capacity, list_policies
 from fulltilt.infer.search.result import Candidate, Live, SearchResult, choose, find_front
-from fulltilt.infer.search.run import open_search_folder, plan_goal, write_chosen
+from fulltilt.infer.search.run import _note_acceptance, open_search_folder, plan_goal, write_chosen
 from fulltilt.infer.search.simulate import (
     Service,
     Surface,
@@ -170,16 +170,24 @@ def test_with_a_target_for_the_response_the_rate_within_it_decides():
 @pytest.mark.parametrize(
     ("targets", "found"),
     [
-        ("{}", (0.99, None, None)),
-        ("{requests_per_s: 40, response_s: {p50: 1, p95: 2}, batch_latency_ms: {p99: 100}}", (0.95, 2.0, 0.1)),
+        ("{}", (0.99, None, None, None)),
+        ("{requests_per_s: 40, response_s: {p50: 1, p95: 2}, batch_latency_ms: {p99: 100}}", (0.95, 2.0, 0.1, 40)),
+        ("{scenario: single, requests_per_s: 40, response_s: {p99: 1}}", (0.99, 1.0, None, None)),
     ],
 )
 def test_the_strictest_percentile_of_the_response_is_the_goal(targets, found):
     config = config_for_object("tests.unit.infer.small_encoder:workload", [f"targets={targets}"])
     checked = plan_check(config, needs_targets=False)
     goal = plan_goal(checked)
-    assert (goal.quantile, goal.limit_s, goal.batch_limit_s) == found
+    assert (goal.quantile, goal.limit_s, goal.batch_limit_s, goal.requests_per_s) == found
     assert decode(Goal, encode(goal)) == goal
+
+
+def test_a_target_of_the_response_that_no_load_held_is_told():
+    row = build_row("eager fp32", 100, 0.0, 0.5, "baseline")
+    (note,) = _note_acceptance(row, Goal(limit_s=1.0))
+    assert note.startswith("targets.response_s was not held")
+    assert _note_acceptance(row, Goal()) == []
 
 
 def test_policies_bound_padded_elements_only_where_that_binds():

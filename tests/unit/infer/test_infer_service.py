@@ -1,7 +1,9 @@
 """The HTTP contract of a service, on a model that adds up: what is answered, shared, refused, and given up."""
 
+import argparse
 import asyncio
 import base64
+import importlib.util
 import json
 import math
 from pathlib import Path
@@ -19,7 +21,6 @@ from fulltilt.infer.manifest import InputSpec, Policy
 from fulltilt.infer.model import build_inference_model
 from fulltilt.infer.serve.app import MOST_BODY_BYTES, build_app
 from fulltilt.infer.serve.service import GONE, Service, Settings
-from fulltilt.records import dumps
 
 TWO = (InputSpec(name="ids", dtype="int64", shape=(None,)), InputSpec(name="mask", dtype="bool", shape=(None,)))
 IMAGE = (InputSpec(name="x", dtype="float32", shape=(2, 2)),)
@@ -537,7 +538,7 @@ def test_the_page_shows_the_figures_and_nothing_of_others_hosts():
     [
         (["empty"], "holds no manifest.json; name an artefact's folder, or a configuration"),
         (["artefact", "speed.threads=2"], "is an artefact, whose plan is settled; serve its CONFIG to change settings"),
-        (["artefact", "--cache-expiry", "soon"], "--cache-expiry 'soon' is not a duration"),
+        (["empty", "--cache-expiry", "soon"], "--cache-expiry 'soon' is not a duration"),
         (["artefact", "--queue", "0"], "--queue 0 must be 1 or more"),
         (["artefact", "--cache-disk-mib", "-1"], "--cache-disk-mib -1 must be 0 or more"),
         (["artefact", "--port", "70000"], "127.0.0.1:70000 cannot be used"),
@@ -560,12 +561,25 @@ def test_what_cannot_be_served_is_refused_before_anything_is_opened(words, said,
     assert said in " ".join(capsys.readouterr().err.split())
 
 
+def test_ray_is_looked_for_before_a_model_is_trained(monkeypatch, capsys):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else find_spec(name))
+    assert run_command(["infer", "serve", "configs/targets.yaml", "--engine", "ray"]) == 2
+    assert "needs Ray Serve, which is not installed" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("given", "stated", "n_waiting"), [(None, 32, 256), (None, None, 512), (4, None, 4)])
+def test_as_many_samples_may_wait_as_a_whole_request_has(tmp_path, given, stated, n_waiting):
+    args = argparse.Namespace(cache_mib=0, cache_disk_mib=0, queue=given, deadline_ms=None)
+    config = {"targets": {"samples_per_request": stated}, "data": {"batch_size": 512}}
+    assert _infer_serve._build_settings(args, tmp_path, 1.0, config).n_waiting == n_waiting
+
+
 @pytest.mark.parametrize(
     ("writes", "asked"), [(True, '/v1/generate -d \'{"tokens": [1], '), (False, "/v1/predict --json")]
 )
 def test_what_to_try_first_is_what_the_model_does(writes, asked, tmp_path, capsys):
-    (tmp_path / "manifest.json").write_text(dumps(build_manifest(writes_text=writes), indent=1))
-    _infer_serve._print_start(build_console(), tmp_path, "http://here", None)
+    _infer_serve._print_start(build_console(), tmp_path, "http://here", None, writes_text=writes)
     assert f"http://here{asked}" in capsys.readouterr().out
 
 

@@ -65,6 +65,7 @@ def test_requests_that_the_drain_was_too_short_for_are_counted(service, monkeypa
 
     def run(self, sockets):
         self.handle_exit(signal.SIGTERM, None)
+        assert self.config.timeout_graceful_shutdown == 1, "the drain has had its time by then"
         service.n_open = 3
         assert asyncio.run(self.on_tick(1))
 

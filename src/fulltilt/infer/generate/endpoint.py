@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from fulltilt.errors import UsageError, describe_error
 from fulltilt.infer.artefact import Artefact, open_eager
-from fulltilt.infer.gates.effect import is_eager
 from fulltilt.infer.generate.decoding import Sampling, Writer, find_writer
 from fulltilt.infer.serve.service import Settings
 from fulltilt.infer.serve.wire import STATUS, read_deadline_s
@@ -132,10 +131,10 @@ def _encode(event: Mapping[str, Any]) -> str:
 def open_text_service(artefact: Artefact, table: WordTable | None) -> TextService:
     """Open the service of an artefact whose model writes text.
 
-    It writes eagerly in fp32, whatever the artefact's engine is: engines have no cache. The model is loaded anew only
-    where the artefact answers in another way.
+    Another engine than eager has no cache of words: the model is loaded anew then, and writes in eager fp32.
     """
-    runner: Any = (artefact if is_eager(artefact.plan) else open_eager(artefact.folder, artefact.manifest)).run
+    is_own = artefact.plan["engine"] == "eager"
+    runner: Any = (artefact if is_own else open_eager(artefact.folder, artefact.manifest)).run
     writer = find_writer(runner.forward)
     assert writer is not None, "as when it was built"
     return TextService(writer, table)

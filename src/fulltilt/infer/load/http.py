@@ -148,7 +148,7 @@ def build_prompts(samples: Sequence[Any], n_new: int, *, seed: int) -> list[str]
     return [json.dumps({"tokens": words, "max_new_tokens": n_new}) for words in prompts]
 
 
-def fetch(url: str, *, token: str | None = None, body: str | None = None) -> Any:
+def fetch(url: str, *, token: str | None = None, body: str | None = None, patience_s: float = PATIENCE_S) -> Any:
     """Fetch a JSON document from a server, or its answer to ``body``; of server-sent events the text.
 
     Raises:
@@ -157,7 +157,7 @@ def fetch(url: str, *, token: str | None = None, body: str | None = None) -> Any
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
         request = Request(split_url(url).geturl(), headers=headers, data=None if body is None else body.encode())
-        with urlopen(request, timeout=PATIENCE_S) as answer:
+        with urlopen(request, timeout=patience_s) as answer:
             text = answer.read(MOST_BYTES)
             if answer.headers.get_content_type() == "text/event-stream":
                 return text.decode()

@@ -110,7 +110,7 @@ def load_server(
         limit_s: The load ends where it is decided whether the goal's share of the responses keeps it.
 
     Raises:
-        FulltiltError: no request ended.
+        FulltiltError: no request ended. UsageError: the server does not take one.
     """
     plan = LoadPlan(
         url=url,
@@ -124,5 +124,6 @@ def load_server(
     )
     bodies = build_bodies(fetch(f"{url}/v1/samples?n=256")["inputs"], goal.samples_per_request)
     load = HttpLoad(plan, bodies)
+    fetch(plan.target, body=bodies[0], patience_s=plan.timeout_s)  # says what the server does not take
     load.run()
     return load

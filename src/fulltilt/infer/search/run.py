@@ -38,7 +38,7 @@ def plan_goal(checked: CheckPlan) -> Goal:
     quantile, limit_s = max(((QUANTILES[t.statistic or ""], t.limit) for t in found), default=(0.99, None))
     of_batch = [t.limit / 1000 for t in checked.targets if t.figure == "batch_latency_ms"]
     return Goal(
-        requests_per_s=checked.config.targets.requests_per_s,
+        requests_per_s=checked.load.requests_per_s,
         samples_per_request=checked.load.samples_per_request,
         quantile=quantile,
         limit_s=limit_s,
@@ -164,6 +164,10 @@ def write_chosen(source: Path, target: Path, result: SearchResult) -> None:
 def _note_acceptance(chosen: Candidate, goal: Goal) -> list[str]:
     """Say what of the acceptance a user has to know: nothing is promised, and why."""
     live = chosen.live
+    if goal.limit_s is not None and goal.requests_per_s is None:
+        return [
+            "targets.response_s was not held, since no rate belongs to its scenario; infer check --artefact holds it"
+        ]
     if not goal.is_capacity or (live is not None and live.verdict == "met"):
         return []
     said = chosen.reason if live is None else ": ".join(filter(None, (f"it is {live.verdict}", live.why)))

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fulltilt.errors import FulltiltError
+from fulltilt.errors import FulltiltError, UsageError
 from fulltilt.infer.manifest import Policy
 from fulltilt.infer.search.bench import Group, Order, ProcessBench
 from fulltilt.infer.search.candidates import build_baseline, list_combinations, list_variants, name_plan
@@ -33,6 +33,7 @@ from fulltilt.stats import Evidence, is_look
 from fulltilt.stats.alternation import LEAST_GROUPS, LOOKS
 
 NOTHING = "eager fp32 cannot be measured, so there is nothing to compare with"
+LAST_WORD = "targets.response_s is until the last word of a text, which a search does not write"
 GROUP_SIZE = 5  # processes that live at the same time, eager among them
 LOOK_S, PROOF_S = 0.2, 0.4  # of timed blocks, for each pair of arms and stage; two rounds at least
 N_FINALISTS = 3
@@ -136,6 +137,8 @@ class Search:
         row.build_s = known_s[engine] = done.seconds
         if done.manifest is not None:
             row.accuracy, self.are_alone = done.manifest.accuracy, done.manifest.joins != "pad"
+            if done.manifest.writes_text and self.goal.limit_s:
+                raise UsageError(f"{LAST_WORD}; leave it out by targets.response_s=null, and hold it by infer check")
         if done.facts is not None:
             self.facts = done.facts
         if done.status is not None:

@@ -71,7 +71,7 @@ def start(
         max_ongoing_requests=2 * settings.n_waiting,  # beyond its places a replica refuses by itself, and says when
         autoscaling_config={"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": most_waiting},
         graceful_shutdown_timeout_s=MOST_DRAIN_S,
-        ray_actor_options={"num_cpus": n_threads or 1, "num_gpus": int(read_manifest(place).device == "cuda")},
+        ray_actor_options={"num_cpus": n_threads or 1, "num_gpus": int(read_manifest(place).device.startswith("cuda"))},
     )(serve.ingress(build)())
     serve.run(deployment.bind(), name=NAME, route_prefix="/")
     return format_url(host, port, tls, names)

@@ -19,7 +19,7 @@ from fulltilt.web.listening import Tls, build_settings, format_url, list_hosts, 
 
 LEAST_DRAIN_S = 0.5  # so long who comes hears that the service drains, instead of finding nobody
 LAST_S = 0.2  # for requests of connections that were just made
-MOST_DRAIN_S = 60
+MOST_DRAIN_S, GRACE_S = 60, 1  # of requests that were counted; then of a page and the like
 KEEP_ALIVE_S = 75  # longer than clients and proxies keep idle connections: who closes first must not be we
 
 
@@ -88,7 +88,7 @@ def serve(
     """
     with contextlib.closing(listen(host, port)) as listener:
         app = build_app(service, token=token, hosts=list_hosts(host, names))
-        settings = build_settings(app, tls, grace_s=MOST_DRAIN_S, keep_alive_s=KEEP_ALIVE_S)
+        settings = build_settings(app, tls, grace_s=GRACE_S, keep_alive_s=KEEP_ALIVE_S)
         on_start(format_url(host, listener.getsockname()[1], tls, names))  # connections wait in the listener meanwhile
         gc.collect()
         gc.freeze()  # what libraries have loaded stays: else the first requests wait while all of it is searched
