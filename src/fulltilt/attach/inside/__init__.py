@@ -10,6 +10,7 @@ import importlib.abc
 import importlib.util
 import json
 import sys
+from _thread import get_ident
 
 
 def start(session: str) -> None:
@@ -18,23 +19,29 @@ def start(session: str) -> None:
 
 
 class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Attaches the observer as soon as the script has imported torch."""
+    """Attaches the observer as soon as the script has imported torch; to look for torch is not to import it."""
 
     def __init__(self, session):
         self._session = session
+        self._asking = set()  # threads that ask the other finders
 
     def find_spec(self, name, path=None, target=None):
-        if name != "torch":
+        if name != "torch" or get_ident() in self._asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._asking.add(get_ident())
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.discard(get_ident())
         if spec is None or spec.loader is None:
             return None
         run = spec.loader.exec_module
 
         def run_and_attach(module):
             run(module)
-            _attach(self._session)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _attach(self._session)
 
         spec.loader.exec_module = run_and_attach
         return spec
