@@ -312,6 +312,21 @@ def test_what_is_held_back_is_serialised_at_once_and_off_the_clock(calls, tmp_pa
     assert json.loads((tmp_path / "file").read_text())["step"] == 2
 
 
+def test_a_write_that_follows_another_of_its_step_is_not_held_back(calls, tmp_path):
+    """After the last step nothing else ends the hold."""
+    path = str(tmp_path / "file")
+    append_line(path, 1)
+    calls.target, calls.is_removed = path, True
+    append_line(path, 2)
+    with calls._open_real(path) as file:
+        assert file.read() == "1,ß\n"
+    append_line(path, 3)
+    with calls._open_real(path) as file:
+        assert file.read() == "1,ß\n2,ß\n3,ß\n"
+    assert not calls.is_removed
+    assert calls._observer.is_disturbed
+
+
 def test_sigterm_ends_a_process_with_all_that_it_wrote(tmp_path):
     """In a process of its own: the signal has to find it while a write is held back."""
     script = """

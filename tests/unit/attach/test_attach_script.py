@@ -50,3 +50,41 @@ for _ in range(30):
     step()
 """)
     assert found.n_steps == 30
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_the_next_training_of_a_script_is_watched_too_and_the_last_one_is_let_go(observe, is_kept):
+    """A new optimizer counts once the first is gone, or has rested while another took 50 steps."""
+    found, said = observe(f"""
+{TRAIN}
+import gc, weakref
+for _ in range(30):
+    step()
+kept = optimizer if {is_kept} else None
+seen = weakref.ref(optimizer)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters())
+step.__defaults__ = (optimizer,)
+gc.collect()
+print(seen() is not None)
+for _ in range(90):
+    step()
+""")
+    assert said.split() == [str(is_kept)]
+    n_unseen = 50 if is_kept else 0
+    assert found.n_steps == 120 - n_unseen
+    edges = (found.get("flags") == 1).nonzero()[0].tolist()
+    assert edges == [29], "what lies between two trainings is no plain step"
+
+
+def test_two_optimizers_that_take_turns_are_one_training(observe):
+    found, _ = observe(f"""
+{TRAIN}
+other = torch.optim.SGD(model.parameters(), lr=1e-3)
+for n in range(120):
+    step()
+    for _ in range(n % 9):
+        step(other)
+""")
+    assert found.n_steps == 120
+    assert not found.get("flags").any()

@@ -86,9 +86,11 @@ class Observer:
         self.files.is_removed = False
         self.files.settle()
 
-    def end_step(self):
+    def end_step(self, is_edge):
         """Record the step that the optimizer's update has just ended, and plan the next."""
         try:
+            if is_edge:
+                self.end_epoch()
             self._end_step(perf_counter_ns())
         except Exception as error:  # an error of the observer must never reach the script
             self._give_up(error)

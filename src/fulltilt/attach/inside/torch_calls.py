@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import sys
 import weakref
 from threading import get_ident
@@ -18,35 +17,45 @@ from .spans import BACKWARD, DATA_WAIT, FORWARD, HOST_SYNC, OPTIMIZER
 from .user_code import find_user_frame, is_user_file
 
 SYNCHRONISING = ("item", "tolist", "cpu", "__float__", "__int__", "__bool__", "__format__", "__repr__")
+OTHERS_AT_MOST = 50  # updates of other optimizers without one of the first: its part of the training is over
 
 
 def wrap_optimizers(observer):
-    """Observe optimizers: a step ends with each update of the first optimizer that is seen."""
+    """Observe optimizers: a step ends with each update of the first one, or of one that has taken its place."""
     spans = observer.spans
-    first, running = [], []
+    running = []  # ids, as to keep an optimizer is to keep its model
+    first, n_others = None, 0  # weak reference; updates of others since its last
+
+    def is_gone():
+        return first is None or first() is None
 
     def unwind(optimizer):
         """End the update of ``optimizer``, and nested updates that an exception left open."""
-        while optimizer in running:
+        while id(optimizer) in running:
             running.pop()
             spans.leave()
 
     def begin(optimizer, args, kwargs):
-        if not first and os.getpid() == observer.pid:
+        if is_gone() and observer.thread is not None:
             observer.thread = get_ident()
         if get_ident() == observer.thread:
             unwind(optimizer)
-            running.append(optimizer)
+            running.append(id(optimizer))
             spans.enter(OPTIMIZER)
 
     def end(optimizer, args, kwargs):
-        if get_ident() != observer.thread or optimizer not in running:
+        nonlocal first, n_others
+        if get_ident() != observer.thread or id(optimizer) not in running:
             return
         unwind(optimizer)
-        if not first:
-            first.append(optimizer)
-        if optimizer is first[0]:
-            observer.end_step()
+        is_new = is_gone() or (n_others == OTHERS_AT_MOST and optimizer is not first())
+        if is_new:
+            first = weakref.ref(optimizer)
+        if optimizer is first():
+            n_others = 0
+            observer.end_step(is_edge=is_new)
+        else:
+            n_others += 1
 
     torch_optimizer.register_optimizer_step_pre_hook(begin)
     torch_optimizer.register_optimizer_step_post_hook(end)
