@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fulltilt.attach.inside.blocks import REMOVED
+from fulltilt.attach.inside.blocks import N_WARM_UP, REMOVED
 from fulltilt.attach.inside.spans import KINDS
 from fulltilt.errors import name_file
 from fulltilt.records.run_folder import read_lines
 
-N_WARM_UP = 5  # uncounted first steps, in which caches and allocators settle
-EVERY_STEP_SHARE = 0.9  # a share that counts as every step; some steps hold the end of an epoch
+EVERY_STEP_SHARE = 0.9  # a share that counts as every step
 COLUMNS = ("wall", *KINDS, "flags", "round", "block", "arm", "is_timed")
 
 Row = NDArray[np.int64]
@@ -23,7 +22,7 @@ Row = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """One line of user code: what it calls, how often, and for how long."""
+    """One line of user code: what it calls, how often, and for how long, in plain steps."""
 
     kind: str  # one of KINDS
     file: str
@@ -92,11 +91,6 @@ class Observation:
         keep = (self.get("flags") == 0) & (self.get("arm") != REMOVED) & ~is_settling
         keep[:N_WARM_UP] = False
         return dataclasses.replace(self, rows=self.rows[keep])
-
-    @property
-    def n_present(self) -> int:
-        """Number of steps in which nothing was held back."""
-        return int((self.get("arm") != REMOVED).sum())
 
 
 def read_observation(folder: Path) -> Observation:

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from fulltilt.attach.inside.blocks import N_WARM_UP
 from fulltilt.doctor.breakdown import compute_breakdown_pct, compute_overhead_us
-from fulltilt.doctor.observation import N_WARM_UP, Observation
+from fulltilt.doctor.observation import Observation
 from fulltilt.doctor.proof import compute_proof
 from fulltilt.doctor.rules import RULES
 from fulltilt.records import VERSION, encode

@@ -345,6 +345,7 @@ signal.raise_signal(signal.SIGTERM)
 
 def test_time_of_a_write_is_booked_to_the_users_line(calls, tmp_path):
     rewrite_json(str(tmp_path / "file"), 3)
+    calls.sites.end_step(counts=True)
     does = {site["does"]: site for site in calls.sites.list()}
     assert {"open", "json.dump", "close"} <= set(does)
     assert does["json.dump"]["line"] == rewrite_json.__code__.co_firstlineno + 3

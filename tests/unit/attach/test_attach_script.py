@@ -88,3 +88,24 @@ for n in range(120):
 """)
     assert found.n_steps == 120
     assert not found.get("flags").any()
+
+
+def test_a_line_that_evaluates_too_is_charged_with_training_steps_alone(observe):
+    found, _ = observe(f"""
+{TRAIN}
+from torch.utils.data import DataLoader, TensorDataset
+def run_epoch(n, is_training):
+    for x, in DataLoader(TensorDataset(torch.ones(2 * n, 4)), batch_size=2):
+        loss = model(x).sum()
+        if is_training:
+            step()
+        loss.item()
+for _ in range(3):
+    run_epoch(12, True)
+    run_epoch(40, False)
+run_epoch(500, False)
+""")
+    (site,) = [site for site in found.sites if site.kind == "host_sync"]
+    n = len(found.plain.rows)
+    assert n == 35 - 5 - 2, "without the warm-up, and the first step of each later epoch"
+    assert (site.n_calls, site.n_steps) == (n, n)

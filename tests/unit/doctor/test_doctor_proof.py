@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from fulltilt.attach.inside.blocks import PRESENT, REMOVED, Blocks
+from fulltilt.attach.inside.blocks import N_WARM_UP, PRESENT, REMOVED, Blocks
 from fulltilt.attach.inside.spans import KINDS
 from fulltilt.doctor.breakdown import compute_breakdown_pct
-from fulltilt.doctor.observation import COLUMNS, N_WARM_UP, Observation
+from fulltilt.doctor.observation import COLUMNS, Observation
 from fulltilt.doctor.proof import compute_proof
 from fulltilt.stats import compute_proportion_interval
 

@@ -6,6 +6,7 @@ import random
 
 PRESENT, REMOVED, PRESENT_AGAIN = 0, 1, 2
 N_SETTLING, N_TIMED = 1, 3  # steps of a block: the first, after a switch of arms, is not timed
+N_WARM_UP = 5  # uncounted first steps of a run, in which caches and allocators settle
 MAX_ROUNDS = 60
 A_A_EVERY = 3  # one round in so many is A/A: the present line against itself
 

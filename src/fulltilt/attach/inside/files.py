@@ -87,7 +87,7 @@ class FileCalls:
             return function(*args, **kwargs)
         finally:
             took_ns = observer.spans.leave()
-            self.sites.find(frame, does, path).add(took_ns, observer.step)
+            self.sites.find(frame, does, path).add(took_ns)
             self._find_written(path).ns += took_ns
 
     def settle(self):

@@ -13,7 +13,7 @@ from time import perf_counter_ns
 import torch
 
 from . import samples, torch_calls
-from .blocks import REMOVED, Blocks
+from .blocks import N_WARM_UP, REMOVED, Blocks
 from .files import FileCalls
 from .sites import Sites
 from .spans import Spans
@@ -41,6 +41,7 @@ class Observer:
         self.pid, self.thread = os.getpid(), threading.get_ident()
         self.spans, self.syncs, self.waits = Spans(), Sites("host_sync"), Sites("data_wait")
         self.files = FileCalls(self, self.folder)
+        self._all_sites = self.syncs, self.waits, self.files.sites
         self._blocks = Blocks()
         self.step = 0
         self.is_disturbed = self._is_edge = False
@@ -73,7 +74,7 @@ class Observer:
     def note_wait(self, took_ns):
         frame = find_user_frame(2)
         if frame is not None:
-            self.waits.find(frame, "next").add(took_ns, self.step)
+            self.waits.find(frame, "next").add(took_ns)
 
     def leave_out(self, ns):
         """Subtract ``ns`` of the observer's own work from the current step."""
@@ -104,8 +105,9 @@ class Observer:
 
     def _end_step(self, now_ns):
         totals_ns = self.spans.cut(now_ns)
-        if self.step:
-            self._book(now_ns - self._began_ns, totals_ns)
+        counts = bool(self.step) and self._book(now_ns - self._began_ns, totals_ns)
+        for sites in self._all_sites:
+            sites.end_step(counts)
         self.step += 1
         if self.step == 1:
             self._begin_steps()
@@ -120,8 +122,6 @@ class Observer:
 
     def _begin_steps(self):
         """Begin to record after the first step; what the script does before it is set-up."""
-        for sites in (self.syncs, self.waits, self.files.sites):
-            sites.clear()
         self.files.wrap_dumps()
         self.emit(
             {
@@ -139,19 +139,22 @@ class Observer:
         """Measure the host time that observing one call costs."""
         spans, sites, frame = Spans(), Sites("calibration"), sys._getframe()
         began_ns = perf_counter_ns()
-        for step in range(N_CALIBRATION):
+        for _ in range(N_CALIBRATION):
             find_user_frame(0)
             spans.enter(0)
-            sites.find(frame, "call").add(spans.leave(), step)
+            sites.find(frame, "call").add(spans.leave())
         return (perf_counter_ns() - began_ns) / N_CALIBRATION
 
     def _book(self, wall_ns, totals_ns):
+        """Record a step, and return whether it is a plain one, in the sense of ``Observation.plain``."""
         blocks = self._blocks
         flags = 1 * self._is_edge + 2 * self.is_disturbed
         place = [blocks.round, blocks.block, blocks.arm, int(blocks.is_timed)]
         self._rows.append([wall_ns, *totals_ns, flags, *place])
         if not self._is_edge and self._proves:
             self.files.end_step(wall_ns)
+        is_settling = blocks.block and not blocks.is_timed
+        return self.step > N_WARM_UP and not flags and blocks.arm != REMOVED and not is_settling
 
     def _plan_next(self):
         blocks = self._blocks
@@ -179,7 +182,7 @@ class Observer:
 
     def _summarize(self):
         """Summarize the whole run so far; the last such line of a report counts."""
-        sites = [site for some in (self.syncs, self.waits, self.files.sites) for site in some.list()]
+        sites = [site for some in self._all_sites for site in some.list()]
         return {
             "kind": "summary",
             "n_steps": self.step,

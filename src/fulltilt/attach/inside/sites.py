@@ -1,4 +1,4 @@
-"""``Sites``: adds up what each line of user code cost, over all steps."""
+"""``Sites``: adds up what each line of user code cost, over all plain steps."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ import os
 class Site:
     """One line of user code and what it does: the method it calls, or the file it writes."""
 
-    __slots__ = ("does", "file", "last_step", "line", "n_calls", "n_steps", "ns", "where")
+    __slots__ = ("does", "file", "line", "n_calls", "n_steps", "new_calls", "new_ns", "ns", "where")
 
     def __init__(self, file, line, does, where):
         self.file, self.line, self.does, self.where = file, line, does, where
         self.n_calls = self.ns = self.n_steps = 0
-        self.last_step = -1
+        self.new_calls = self.new_ns = 0  # of the current step
 
-    def add(self, ns, step):
-        self.n_calls += 1
-        self.ns += ns
-        if step != self.last_step:
-            self.n_steps += 1
-            self.last_step = step
+    def add(self, ns):
+        self.new_calls += 1
+        self.new_ns += ns
 
 
 class Sites:
@@ -57,6 +54,13 @@ class Sites:
             if site.n_calls
         ]
 
-    def clear(self):
-        """Forget all costs so far: the start of a script is not part of its steps."""
-        self._found = {}
+    def end_step(self, counts):
+        """Add the costs since the last step, or forget them: those of an evaluation are not part of a plain step."""
+        for site in self._found.values():
+            if counts and site.new_calls:
+                site.n_calls += site.new_calls
+                site.ns += site.new_ns
+                site.n_steps += 1
+            site.new_calls = site.new_ns = 0
+        if not counts:
+            self._found = {key: site for key, site in self._found.items() if site.n_calls}

@@ -149,7 +149,7 @@ def _time_synchronising(observer, name, method):
         try:
             return method(tensor, *args, **kwargs)
         finally:
-            sites.find(frame, name, tensor.device.type).add(spans.leave(), observer.step)
+            sites.find(frame, name, tensor.device.type).add(spans.leave())
 
     return timed
 

@@ -72,7 +72,7 @@ def _uses(call: ast.Call, file: str | None) -> bool:
 
 def judge(observation: Observation) -> list[Finding]:
     """Find lines that write a file in nearly every step; the gain of one of them is proved."""
-    n_steps, step_ms = observation.n_present, compute_step_ms(observation)
+    n_steps, step_ms = len(observation.plain.rows), compute_step_ms(observation)
     by_file: dict[tuple[Any, ...], list[Site]] = {}
     for site in observation.sites:
         if site.kind == "file_write" and site.n_steps >= EVERY_STEP_SHARE * n_steps:

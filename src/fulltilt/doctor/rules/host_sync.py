@@ -68,17 +68,18 @@ def judge(observation: Observation) -> list[Finding]:
     On a CPU they cost nothing. On a GPU the host's own part of the step (all but forward, backward and optimizer) could
     overlap with the device's work; a synchronisation prevents that, and the device may idle.
     """
+    n_steps = len(observation.plain.rows)
     shares_pct = compute_breakdown_pct(observation)
     host_pct = 100 - sum(shares_pct[kind] for kind in ("forward", "backward", "optimizer"))
     by_line: dict[tuple[str, int], Finding] = {}  # in x.cpu().tolist() only the first call waits
     for site in observation.sites:
-        if site.kind != "host_sync" or site.n_steps < EVERY_STEP_SHARE * observation.n_steps:
+        if site.kind != "host_sync" or site.n_steps < EVERY_STEP_SHARE * n_steps:
             continue
-        blocked_ms = site.ns / observation.n_steps / 1e6
+        blocked_ms = site.ns / n_steps / 1e6
         evidence: dict[str, Any] = {
             "call": site.does,
             "device": site.where,
-            "calls_per_step": site.n_calls / observation.n_steps,
+            "calls_per_step": site.n_calls / n_steps,
             "blocked_ms_per_step": blocked_ms,
         }
         if site.where == "cpu":
