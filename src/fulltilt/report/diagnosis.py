@@ -34,7 +34,7 @@ def describe_result(document: Mapping[str, Any]) -> str:
         )
     if findings:
         worst = findings[0]
-        cost = "time on a GPU" if worst["ceiling_pct"] is None else f"{worst['ceiling_pct']:.0f} % of a step"
+        cost = "time on a GPU" if worst["ceiling_pct"] is None else f"up to {worst['ceiling_pct']:.0f} % of a step"
         return f"Nothing is proved; {_place(worst)} perhaps costs {cost} ({count(len(findings), 'finding')})."
     return f"None of the {len(document['checked'])} rules found anything in {document['steps']['n_counted']} steps."
 
@@ -72,7 +72,8 @@ def _describe_sync(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> s
     called = f"{evidence['call']}() {evidence['calls_per_step']:.0f} × a step"
     if "host_part_ms" in evidence:
         return f"{called}; free on a CPU, a GPU may idle for the host's {evidence['host_part_ms']:.1f} ms"
-    return f"{called}, {evidence['blocked_ms_per_step']:.2f} ms blocked ({finding['ceiling_pct']:.0f} % of a step)"
+    blocked = f"{evidence['blocked_ms_per_step']:.2f} ms blocked"
+    return f"{called}, {blocked}; without it at most {finding['ceiling_pct']:.0f} % less"
 
 
 def _describe_transform(finding: Mapping[str, Any], evidence: Mapping[str, Any]) -> str:
