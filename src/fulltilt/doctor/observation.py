@@ -92,6 +92,11 @@ class Observation:
         keep[:N_WARM_UP] = False
         return dataclasses.replace(self, rows=self.rows[keep])
 
+    @property
+    def n_edges(self) -> int:
+        """Number of warm steps that hold the end of an epoch, or of a training."""
+        return int((self.get("flags")[N_WARM_UP:] & 1).sum())
+
 
 def read_observation(folder: Path) -> Observation:
     """Read the reports of a command's processes and return that of the one with the most steps."""

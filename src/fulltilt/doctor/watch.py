@@ -53,6 +53,11 @@ def _list_notes(observation: Observation) -> list[str]:
         notes.append(
             "no optimizer step was seen: the command trains nothing with torch.optim, or its Python ignores PYTHONPATH"
         )
+    elif len(observation.plain.rows) < MIN_STEPS <= observation.n_edges:
+        notes.append(
+            f"{observation.n_edges} of {len(observation.rows)} steps begin a new iterator of a DataLoader, or follow a "
+            "new optimizer, so too few are plain; make the iterator once before the loop, or longer epochs"
+        )
     elif len(observation.plain.rows) < MIN_STEPS:
         notes.append(
             f"{len(observation.plain.rows)} steps could be counted after {N_WARM_UP} of warm-up, {MIN_STEPS} are "

@@ -38,3 +38,12 @@ def test_a_synchronisation_saves_no_more_than_the_host_could_do_meanwhile(blocke
     assert f"{blocked_ms}.00 ms blocked; without it at most {ceiling_pct} % less" in "".join(
         list_findings(document["findings"])
     )
+
+
+def test_steps_that_each_begin_an_iterator_are_told_so():
+    document = build_document(make_observation(flags=1))
+    (note,) = document["notes"]
+    assert f"{N_STEPS - 5} of {N_STEPS} steps begin a new iterator of a DataLoader" in note
+    assert "make the iterator once" in note
+    (note,) = build_document(make_observation(flags=2))["notes"]
+    assert "let the command take more steps" in note
