@@ -64,6 +64,7 @@ class Observation:
         refused: Files that every step writes but that cannot be held back: path → reason.
         span_ns: Cost of observing one call.
         failure: Why the observer switched itself off.
+        n_steps: Number of steps; 1 where a training began and was killed before it said how many.
         n_processes: Number of processes that took steps; this is the one with the most.
     """
 
@@ -101,7 +102,7 @@ class Observation:
 def read_observation(folder: Path) -> Observation:
     """Read the reports of a command's processes and return that of the one with the most steps."""
     seen = [_read_process(path) for path in sorted(folder.glob("seen-*.jsonl"))]
-    training = [found for found, _ in seen if len(found.rows)]
+    training = [found for found, _ in seen if found.n_steps]
     if not training:
         return Observation(rows=np.zeros((0, len(COLUMNS)), dtype=np.int64))
     chosen = max(training, key=lambda found: len(found.rows))
@@ -114,18 +115,20 @@ def _read_process(path: Path) -> tuple[Observation, Samples | None]:
     rows = [row for line in lines if line["kind"] == "steps" for row in line["rows"]]
     start: dict[str, Any] = _find_last(lines, "start")
     summary = _find_last(lines, "summary")
+    failure = _find_last(lines, "failed").get("error")
+    has_begun = bool(start or failure)  # a run that is killed early, or a failure, leaves no summary
     found = Observation(
         rows=np.asarray(rows, dtype=np.int64).reshape(-1, len(COLUMNS)),
         device=start.get("device", "cpu"),
         torch=start.get("torch", ""),
         span_ns=start.get("span_ns", 0.0),
-        n_steps=summary.get("n_steps", 0),
+        n_steps=summary.get("n_steps", int(has_begun)),
         n_spans=summary.get("n_spans", 0),
         own_ns=summary.get("own_ns", 0),
         sites=tuple(Site(**{**site, "file": name_file(site["file"])}) for site in summary.get("sites", ())),
         target=summary.get("target"),
         refused=summary.get("refused", {}),
-        failure=_find_last(lines, "failed").get("error"),
+        failure=failure,
     )
     return found, _read_samples(_find_last(lines, "samples"))
 

@@ -51,7 +51,8 @@ def _list_notes(observation: Observation) -> list[str]:
     notes = []
     if not observation.n_steps:
         notes.append(
-            "no optimizer step was seen: the command trains nothing with torch.optim, or its Python ignores PYTHONPATH"
+            "no optimizer step was seen: the command trains nothing with torch.optim, or in a process that was forked "
+            "after torch was imported, or its Python ignores PYTHONPATH"
         )
     elif len(observation.plain.rows) < MIN_STEPS <= observation.n_edges:
         notes.append(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from fulltilt.attach.launch import SITE
 from fulltilt.doctor.observation import read_observation
@@ -109,3 +110,27 @@ run_epoch(500, False)
     n = len(found.plain.rows)
     assert n == 35 - 5 - 2, "without the warm-up, and the first step of each later epoch"
     assert (site.n_calls, site.n_steps) == (n, n)
+
+
+def test_a_training_that_is_killed_early_was_seen(observe):
+    found, _ = observe(
+        f"{TRAIN}\nfor _ in range(3):\n    step()\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
+        code=-9,
+    )
+    assert (found.n_steps, found.n_processes, found.torch) == (1, 1, torch.__version__)
+
+
+def test_slow_steps_are_reported_as_they_end(observe):
+    found, _ = observe(
+        f"{TRAIN}\nimport os, time\nfor _ in range(3):\n    step()\n    time.sleep(2.1)\nos._exit(3)",
+        code=3,
+    )
+    assert (found.n_steps, len(found.rows)) == (3, 2)
+
+
+def test_an_observer_that_fails_early_says_so(observe):
+    found, _ = observe(
+        f"{TRAIN}\nimport sys\nsys.modules['_fulltilt_inside.observer'].Observer._begin_steps = None\nstep()\nstep()"
+    )
+    assert "NoneType" in found.failure
+    assert found.n_steps == 1

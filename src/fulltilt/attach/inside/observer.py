@@ -19,7 +19,7 @@ from .sites import Sites
 from .spans import Spans
 from .user_code import find_user_frame
 
-FLUSH_EVERY_STEPS = 20
+FLUSH_EVERY_STEPS, FLUSH_EVERY_NS = 20, 2 * 10**9  # whichever comes first: a signal may end the script at any time
 N_CALIBRATION = 200
 
 
@@ -46,7 +46,7 @@ class Observer:
         self.step = 0
         self.is_disturbed = self._is_edge = False
         self._began_ns = self._own_ns = 0
-        self._rows = []
+        self._rows, self._flushed_ns = [], 0
         self.is_in_module = False
         self._n_batches = 0  # taken in the current step
         self._batches_left = None  # in the epoch; None: unknown
@@ -112,8 +112,9 @@ class Observer:
         if self.step == 1:
             self._begin_steps()
         self._plan_next()
-        if len(self._rows) >= FLUSH_EVERY_STEPS:
+        if len(self._rows) >= FLUSH_EVERY_STEPS or now_ns - self._flushed_ns > FLUSH_EVERY_NS:
             self._flush()
+            self._flushed_ns = now_ns
         self._is_edge = self.is_disturbed = False
         self._n_batches = 0
         self._began_ns = perf_counter_ns()
