@@ -327,20 +327,42 @@ def test_a_write_that_follows_another_of_its_step_is_not_held_back(calls, tmp_pa
     assert calls._observer.is_disturbed
 
 
-def test_sigterm_ends_a_process_with_all_that_it_wrote(tmp_path):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
+def test_a_signal_ends_a_process_with_all_that_it_wrote(tmp_path, name):
     """In a process of its own: the signal has to find it while a write is held back."""
-    script = """
-import os, signal, sys, threading
+    first = f"resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); signal.signal(signal.{name}, signal.SIG_DFL)"
+    done = hold_a_write(tmp_path / "file", f"signal.raise_signal(signal.{name})", first)
+    assert done.returncode == -signal.Signals[name]
+    assert (tmp_path / "file").read_text() == "old new"
+
+
+def test_a_signal_that_has_a_handler_keeps_it(tmp_path):
+    """That of faulthandler is in C, and ``signal.getsignal`` knows nothing of it."""
+    first = "import faulthandler; faulthandler.register(signal.SIGUSR1); signal.signal(signal.SIGHUP, print)"
+    done = hold_a_write(
+        tmp_path / "file",
+        "signal.raise_signal(signal.SIGUSR1); held.release(); signal.raise_signal(signal.SIGUSR1); "
+        "signal.raise_signal(signal.SIGHUP)",
+        first,
+    )
+    assert done.returncode == 0
+    assert done.stderr.count("most recent call first") == 2
+    assert "<frame" in done.stdout
+
+
+def hold_a_write(path, then, first=""):
+    script = f"""
+import resource, signal, sys
 from fulltilt.attach.inside.held import Held
+{first}
 held = Held(lambda: None, lambda function: function())
 open(sys.argv[1], "w").write("old ")
-held.begin(sys.argv[1])
+assert held.begin(sys.argv[1]) is None
 held.keep(sys.argv[1], "a", b"new")
-signal.raise_signal(signal.SIGTERM)
+{then}
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script, str(tmp_path / "file")])
-    assert done.returncode == -signal.SIGTERM
-    assert (tmp_path / "file").read_text() == "old new"
+    words = [sys.executable, "-W", "ignore", "-c", script, str(path)]
+    return subprocess.run(words, capture_output=True, text=True)
 
 
 def test_time_of_a_write_is_booked_to_the_users_line(calls, tmp_path):

@@ -1,7 +1,7 @@
 """``Held``: keeps bytes back that a script wrote to a file, until anything could notice that they are missing.
 
-They are written when the file is opened, inspected or moved, when a process is started or ended, and on SIGTERM.
-Other programs that already run cannot be guarded: they may see the file as it was some steps ago.
+They are written when the file is opened, inspected or moved, when a process is started or ended, and on a signal that
+ends the script. Other programs that already run cannot be guarded: they may see the file as it was some steps ago.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import weakref
 
 BY_PATH = ("stat", "lstat", "open", "replace", "rename", "remove", "unlink", "link", "symlink", "truncate", "utime")
 ALWAYS = ("scandir", "system", "fork", "posix_spawn", "execv", "execve", "_exit", "kill", "killpg", "abort")
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 MIN_ROOM_BYTES = 256 << 20
 
 
@@ -44,6 +45,7 @@ class Held:
                 return None
             try:
                 found, has_room, descriptors = self._stat(path), _has_room(path), os.listdir("/proc/self/fd")
+                ending = self._list_ending()
             except OSError:
                 return "it is not there when it is opened, or /proc cannot be read"
             if not has_room:
@@ -54,8 +56,8 @@ class Held:
             for name in BY_PATH + ALWAYS:
                 self._replace(os, name, self._guard(getattr(os, name), name in BY_PATH))
             self._replace(subprocess.Popen, "__init__", self._guard(subprocess.Popen.__init__, False))
-            if _is_main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-                signal.signal(signal.SIGTERM, self._end_by_signal)
+            for number in ending:
+                signal.signal(number, self._end_by_signal)
             return None
 
     def keep(self, path, how, content):
@@ -89,8 +91,9 @@ class Held:
         with self._lock:
             for where, name, function in self._guarded:
                 setattr(where, name, function)
-            if _is_main_thread() and signal.getsignal(signal.SIGTERM) == self._end_by_signal:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number in ENDING if _is_main_thread() else ():
+                if signal.getsignal(number) == self._end_by_signal:
+                    signal.signal(number, signal.SIG_DFL)
             self._guarded = []
             writes, self._writes = self._writes, []
             for path, how, content in writes:
@@ -121,6 +124,16 @@ class Held:
             return function(*args, **kwargs)
 
         return guarded
+
+    def _list_ending(self):
+        """List the signals that would end the process at once; those that C code catches look unhandled to Python."""
+        if not _is_main_thread():
+            return []
+        with self.open("/proc/self/status", "rb") as status:
+            caught = next((int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt")), 0)
+        return [
+            number for number in ENDING if signal.getsignal(number) == signal.SIG_DFL and not caught >> (number - 1) & 1
+        ]
 
     def _end_by_signal(self, number, frame):
         self.release()
