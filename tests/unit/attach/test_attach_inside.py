@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -310,6 +311,38 @@ def test_what_is_held_back_is_serialised_at_once_and_off_the_clock(calls, tmp_pa
     with calls._open_real(path) as file:  # which nobody guards
         assert json.load(file)["step"] == 1
     assert json.loads((tmp_path / "file").read_text())["step"] == 2
+
+
+class OnDevice:
+    """What is ready once a device has computed it, 50 ms after it was asked to."""
+
+    def __init__(self):
+        self.ready_s = time.monotonic() + 0.05
+
+    def wait(self):
+        time.sleep(max(0.0, self.ready_s - time.monotonic()))
+
+    def __reduce__(self):
+        self.wait()
+        return float, (1.0,)
+
+
+def pickle_to(path, value):
+    with open(path, "wb") as file:
+        pickle.dump(value, file)
+
+
+@pytest.mark.parametrize("write", [pickle_to, lambda path, value: torch.save(value, path)], ids=["pickle", "torch"])
+def test_the_wait_for_the_device_stays_the_steps(calls, tmp_path, monkeypatch, write):
+    """With the write left out, the step would still wait for what the device computes, if later."""
+    path, value = str(tmp_path / "file"), OnDevice()
+    write(path, value)
+    calls.target, calls.is_removed, value = path, True, OnDevice()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", value.wait)
+    write(path, value)
+    assert calls._held._writes
+    assert 0 < calls._observer.left_out_ns < 40e6
 
 
 def test_a_write_that_follows_another_of_its_step_is_not_held_back(calls, tmp_path):

@@ -199,7 +199,7 @@ class FileCalls:
             return self._save_real(obj, f, *args, **kwargs)
         path = self._resolve(f)
         if self._must_hold(path):
-            self._off_the_clock(self._save_to_memory, path, obj, args, kwargs)
+            self._serialise(self._save_to_memory, path, obj, args, kwargs)
             return None
         self._let_go(path, "w")
         self._note_open(path)
@@ -222,9 +222,15 @@ class FileCalls:
 
     def _dump(self, dump, does, stream, args, kwargs):
         if isinstance(stream, HeldStream):  # now, as the object may change later; the time is not the step's
-            return self._off_the_clock(dump, *args, **kwargs)
+            return self._serialise(dump, *args, **kwargs)
         file = find_timed_file(stream)
         return dump(*args, **kwargs) if file is None else self.time(dump, does, file.path, *args, **kwargs)
+
+    def _serialise(self, function, *args, **kwargs):
+        """Call it off the clock, but wait for the device on the clock: its work for the step is not the write's."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return self._off_the_clock(function, *args, **kwargs)
 
     def _off_the_clock(self, function, *args, **kwargs):
         began_ns = perf_counter_ns()
