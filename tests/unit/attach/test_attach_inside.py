@@ -345,6 +345,24 @@ def test_the_wait_for_the_device_stays_the_steps(calls, tmp_path, monkeypatch, w
     assert 0 < calls._observer.left_out_ns < 40e6
 
 
+@pytest.mark.parametrize("obstacle", ["no room", "no folder"])
+def test_a_save_of_which_no_copy_can_be_kept_happens_in_its_step(calls, tmp_path, monkeypatch, obstacle):
+    path = str(tmp_path / "file")
+    save_tensors(path, 1)
+    calls.target, calls.is_removed = path, True
+    save_tensors(path, 2)
+    calls._observer.step += 1
+    if obstacle == "no room":
+        monkeypatch.setattr(files_module, "has_room", lambda folder: False, raising=False)
+    else:
+        monkeypatch.setattr(calls, "_folder", str(tmp_path / "gone"))
+    save_tensors(path, 3)
+    assert "no copy of it could be kept" in calls.refused[path]
+    assert not calls.is_removed
+    monkeypatch.setattr(calls._observer, "thread", None)
+    assert torch.load(path)["weights"][0] == 3
+
+
 def test_a_write_that_follows_another_of_its_step_is_not_held_back(calls, tmp_path):
     """After the last step nothing else ends the hold."""
     path = str(tmp_path / "file")

@@ -6,6 +6,7 @@ Such a file exists under its name, and every step rewrites it or appends to it e
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import io
 import json
@@ -16,7 +17,7 @@ from time import perf_counter_ns
 
 import torch
 
-from .held import Held
+from .held import Held, has_room
 from .sites import Sites
 from .spans import DATA_WAIT, FILE_WRITE
 from .streams import HeldStream, TimedFile, find_plain_encoding, find_timed_file
@@ -198,19 +199,28 @@ class FileCalls:
                 return self._dump(self._save_real, "torch.save", f, (obj, f, *args), kwargs)
             return self._save_real(obj, f, *args, **kwargs)
         path = self._resolve(f)
-        if self._must_hold(path):
-            self._serialise(self._save_to_memory, path, obj, args, kwargs)
+        if self._must_hold(path) and self._serialise(self._save_to_memory, path, obj, args, kwargs):
             return None
         self._let_go(path, "w")
         self._note_open(path)
         return self.time(self._save_real, "torch.save", path, obj, f, *args, **kwargs)
 
     def _save_to_memory(self, path, obj, args, kwargs):
-        """Save to memory under the file's own name, since torch stores the name in the archive."""
+        """Save to memory, under the file's own name as torch stores that in the archive; return whether it worked."""
         copy = os.path.join(self._folder, os.path.basename(path))
-        self._save_real(obj, copy, *args, **kwargs)
-        with self._open_real(copy, "rb") as stream:
-            self._held.keep(path, "w", stream.read())
+        try:
+            if not has_room(self._folder):
+                raise OSError(f"{self._folder} is nearly full")
+            self._save_real(obj, copy, *args, **kwargs)
+            with self._open_real(copy, "rb") as stream:
+                content = stream.read()
+        except Exception as error:  # the script gets its own error from its own save
+            self.refused[path], self.is_removed = f"no copy of it could be kept: {error}", False
+            with contextlib.suppress(OSError):
+                os.truncate(copy, 0)
+            return False
+        self._held.keep(path, "w", content)
+        return True
 
     def _wrap_dump(self, dump, does, name):
         @functools.wraps(dump)

@@ -44,11 +44,11 @@ class Held:
             if self._guarded:
                 return None
             try:
-                found, has_room, descriptors = self._stat(path), _has_room(path), os.listdir("/proc/self/fd")
+                found, is_roomy, descriptors = self._stat(path), has_room(path), os.listdir("/proc/self/fd")
                 ending = self._list_ending()
             except OSError:
                 return "it is not there when it is opened, or /proc cannot be read"
-            if not has_room:
+            if not is_roomy:
                 return "the disk is nearly full or file sizes are limited, and a write must fail in its own step"
             self._file = found.st_dev, found.st_ino
             if any(self._is_file(int(number)) for number in descriptors):
@@ -140,7 +140,7 @@ class Held:
         os.kill(os.getpid(), number)
 
 
-def _has_room(path):
+def has_room(path):
     disk, size_limit = os.statvfs(path), resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     return disk.f_bavail * disk.f_frsize >= MIN_ROOM_BYTES and size_limit == resource.RLIM_INFINITY
 
