@@ -134,3 +134,26 @@ def test_an_observer_that_fails_early_says_so(observe):
     )
     assert "NoneType" in found.failure
     assert found.n_steps == 1
+
+
+def test_samples_are_traced_in_training_after_an_evaluation_and_an_accumulation(observe):
+    found, _ = observe(f"""
+{TRAIN}
+from torch.utils.data import DataLoader, Dataset
+class Data(Dataset):
+    def __len__(self):
+        return 40
+class Training(Data):
+    def __getitem__(self, index):
+        return torch.ones(4)
+class Evaluation(Data):
+    def __getitem__(self, index):
+        return torch.zeros(4)
+for _ in DataLoader(Evaluation(), batch_size=2):
+    pass
+for n, x in enumerate(DataLoader(Training(), batch_size=2), 1):
+    if n % 5 == 0:
+        step()
+""")
+    functions = {line.function.partition(".")[0] for line in found.samples.lines}
+    assert functions == {"Training"}

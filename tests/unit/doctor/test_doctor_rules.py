@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fulltilt.attach.inside.spans import HOST_SYNC
+from fulltilt.attach.inside.spans import DATA_WAIT, HOST_SYNC
 from fulltilt.doctor.observation import COLUMNS, Observation, Site
 from fulltilt.doctor.watch import build_document
 from fulltilt.report.diagnosis import describe_result, list_findings
@@ -47,3 +47,11 @@ def test_steps_that_each_begin_an_iterator_are_told_so():
     assert "make the iterator once" in note
     (note,) = build_document(make_observation(flags=2))["notes"]
     assert "let the command take more steps" in note
+
+
+@pytest.mark.parametrize(("wait_ms", "is_checked"), [(50, False), (1, True)])
+def test_loading_that_could_not_be_traced_is_not_told_as_checked(wait_ms, is_checked):
+    document = build_document(make_observation({DATA_WAIT: wait_ms}))
+    assert ("slow-transform" in document["checked"]) == is_checked
+    assert f"None of the {2 + is_checked} rules" in describe_result(document)
+    assert any("could not be traced" in note for note in document["notes"]) != is_checked

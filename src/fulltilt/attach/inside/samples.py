@@ -64,8 +64,10 @@ def wrap_fetch(observer):
     def traced(fetcher, index):
         if state["pid"] != os.getpid():  # in a forked worker
             state.update(n=0, pid=os.getpid(), times=LineTimes(), plain_ns=[])
+        if get_worker_info() is None and not observer.step:  # an evaluation, or the accumulation of the first step
+            return original(fetcher, index)
         state["n"] += 1
-        if state["n"] > TRACED[-1] or os.path.exists(done) or (get_worker_info() is None and not observer.step):
+        if state["n"] > TRACED[-1] or os.path.exists(done):
             return original(fetcher, index)
         if state["n"] not in TRACED or sys.gettrace() is not None:
             began_ns = perf_counter_ns()

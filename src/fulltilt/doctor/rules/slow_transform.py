@@ -141,6 +141,12 @@ def _is_own(source: Source, scope: ast.AST, file: ast.expr, seen: frozenset[str]
     return any(_is_own(source, scope, value, seen | names) for value in values)
 
 
+def can_judge(observation: Observation) -> bool:
+    """Return whether samples were traced, or steps hardly wait for them."""
+    is_traced = observation.samples is not None and observation.samples.total_ns > 0
+    return is_traced or compute_breakdown_pct(observation).get("data_wait", 0.0) < MIN_WAIT_PCT
+
+
 def judge(observation: Observation) -> list[Finding]:
     """Find the user's function that takes most of a sample's time, if steps wait for data."""
     wait_pct = compute_breakdown_pct(observation)["data_wait"]
