@@ -157,3 +157,33 @@ for n, x in enumerate(DataLoader(Training(), batch_size=2), 1):
 """)
     functions = {line.function.partition(".")[0] for line in found.samples.lines}
     assert functions == {"Training"}
+
+
+def test_compiled_modules_do_not_share_the_limit_of_recompilations(observe):
+    """Dynamo compiles one code object eight times at most."""
+    classes = "\n".join(
+        f"class Net(torch.nn.Module):\n    def forward(self, x):\n        return x * {n}\n"
+        "torch.compile(Net(), backend=counter)(torch.ones(2))"
+        for n in range(12)
+    )
+    _, said = observe(f"""
+import torch
+from torch._dynamo.testing import CompileCounter
+counter = CompileCounter()
+{classes}
+print(counter.frame_count)
+""")
+    assert said.split() == ["12"]
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_compiled_steps_are_seen(observe, kind):
+    found, _ = observe(f"""
+{TRAIN}
+model(torch.ones(2, 4)).sum().backward()
+optimizer = torch.optim.{kind}(model.parameters())
+compiled = torch.compile(optimizer.step, backend="eager")
+for _ in range(30):
+    compiled()
+""")
+    assert found.n_steps == 30

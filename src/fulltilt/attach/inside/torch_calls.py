@@ -158,11 +158,15 @@ def wrap_modules(observer):
     """Time the script's own calls of modules; calls of nested modules count as part of them."""
     spans, call = observer.spans, torch.nn.Module.__call__
     is_compiling = getattr(torch.compiler, "is_compiling", bool)  # bool() is False: torch 2.1 and 2.2 cannot tell
+    is_left_out = False
 
     @functools.wraps(call)
     def timed(module, *args, **kwargs):
+        nonlocal is_left_out
         if is_compiling() or observer.is_in_module or get_ident() != observer.thread:
             return call(module, *args, **kwargs)
+        if not is_left_out:
+            is_left_out = _leave_out_of_graphs(timed)
         observer.is_in_module = True
         spans.enter(FORWARD)
         try:
@@ -172,3 +176,11 @@ def wrap_modules(observer):
             observer.is_in_module = False
 
     torch.nn.Module.__call__ = timed
+
+
+def _leave_out_of_graphs(function):
+    """Let Dynamo, once it is there, begin at what ``function`` calls: modules would share its recompile limit."""
+    skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+    if skip is not None:
+        skip(function.__code__)
+    return skip is not None
