@@ -46,8 +46,9 @@ class LineTime:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """Where the loading of a few batches spent its time."""
+    """Where the loading of a few batches spent its time; ``at_ns`` is when they were traced."""
 
+    at_ns: int
     is_worker: bool
     total_ns: int
     plain_ns: tuple[int, ...]  # of whole batches, untraced
@@ -106,7 +107,7 @@ def read_observation(folder: Path) -> Observation:
     if not training:
         return Observation(rows=np.zeros((0, len(COLUMNS)), dtype=np.int64))
     chosen = max(training, key=lambda found: len(found.rows))
-    samples = next((found for _, found in seen if found is not None), None)
+    samples = max((found for _, found in seen if found), key=lambda found: found.at_ns, default=None)
     return dataclasses.replace(chosen, samples=samples, n_processes=len(training))
 
 
@@ -137,6 +138,7 @@ def _read_samples(line: dict[str, Any]) -> Samples | None:
     if not line:
         return None
     return Samples(
+        at_ns=line["at_ns"],
         is_worker=line["is_worker"],
         total_ns=line["total_ns"],
         plain_ns=tuple(line["plain_ns"]),

@@ -136,7 +136,8 @@ def test_an_observer_that_fails_early_says_so(observe):
     assert found.n_steps == 1
 
 
-def test_samples_are_traced_in_training_after_an_evaluation_and_an_accumulation(observe):
+@pytest.mark.parametrize("workers", ["", ", num_workers=1"])
+def test_samples_are_traced_in_training_after_an_evaluation_and_an_accumulation(observe, workers):
     found, _ = observe(f"""
 {TRAIN}
 from torch.utils.data import DataLoader, Dataset
@@ -149,9 +150,9 @@ class Training(Data):
 class Evaluation(Data):
     def __getitem__(self, index):
         return torch.zeros(4)
-for _ in DataLoader(Evaluation(), batch_size=2):
+for _ in DataLoader(Evaluation(), batch_size=2{workers}):
     pass
-for n, x in enumerate(DataLoader(Training(), batch_size=2), 1):
+for n, x in enumerate(DataLoader(Training(), batch_size=2{workers}), 1):
     if n % 5 == 0:
         step()
 """)

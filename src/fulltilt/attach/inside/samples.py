@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from time import perf_counter_ns
+from time import perf_counter_ns, time_ns
 
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
@@ -57,7 +57,7 @@ class LineTimes:
 def wrap_fetch(observer):
     """Trace some of the batches that this process or its data workers assemble."""
     original = fetch._MapDatasetFetcher.fetch
-    done = os.path.join(observer.folder, "samples-are-traced")
+    done = _get_mark(observer)
     state = {"n": 0, "pid": os.getpid(), "times": LineTimes(), "plain_ns": []}
 
     @functools.wraps(original)
@@ -92,6 +92,16 @@ def wrap_fetch(observer):
     fetch._MapDatasetFetcher.fetch = traced
 
 
+def trace_again(observer):
+    """Let the workers of a loader that begins now trace their samples: those before it had others, as an evaluation."""
+    with contextlib.suppress(OSError):
+        os.unlink(_get_mark(observer))
+
+
+def _get_mark(observer):
+    return os.path.join(observer.folder, "samples-are-traced")
+
+
 def _describe(times, plain_ns):
     total_ns = sum(ns for ns, _ in times.lines.values())
     lines = [
@@ -102,6 +112,7 @@ def _describe(times, plain_ns):
     lines.sort(key=lambda line: -line[3])
     return {
         "kind": "samples",
+        "at_ns": time_ns(),
         "is_worker": get_worker_info() is not None,
         "n_batches": len(TRACED),
         "total_ns": total_ns,

@@ -13,6 +13,7 @@ import torch.utils.data
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import IterableDataset, dataloader
 
+from . import samples
 from .spans import BACKWARD, DATA_WAIT, FORWARD, HOST_SYNC, OPTIMIZER
 from .user_code import find_user_frame, is_user_file
 
@@ -90,6 +91,8 @@ def wrap_loader(observer):
         if get_ident() != observer.thread:
             return begin_epoch(loader)
         observer.end_epoch()
+        if not observer.step:  # the last loader before the first step is the training's
+            samples.trace_again(observer)
         spans.enter(DATA_WAIT)
         try:
             iterator = begin_epoch(loader)
