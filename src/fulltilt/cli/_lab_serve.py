@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import logging
+import re
 import signal
 import sys
 import time
@@ -28,6 +29,7 @@ from fulltilt.records.run_folder import hold_folder
 from fulltilt.web.listening import LOOPBACK
 
 TURN_S = 0.5
+POOL = re.compile(r"auto|cpu|cuda(:\d+)?|\d+(,\d+)*", re.ASCII)
 COMMAND_S = 5.0  # a command that reads a lab which nobody serves holds its folder meanwhile
 
 
@@ -102,11 +104,8 @@ def _takes_machines(args: argparse.Namespace) -> bool:
     return is_reached or read_head(Path(args.lab)) is not None
 
 
-def read_pool(text: str) -> str | list[int]:
-    """Read what ``--devices`` names."""
-    if not text.replace(",", "").isdecimal():
-        return text
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise UsageError(f"--devices {text}: expected auto, cpu, none or numbers such as 0,1") from None
+def read_pool(text: str, *, others: str = "cpu, none") -> str | list[int]:
+    """Read what ``--devices`` names. What is misspelt must not mean every GPU."""
+    if not POOL.fullmatch(text):
+        raise UsageError(f"--devices {text}: expected auto, {others} or numbers such as 0,1")
+    return [int(number) for number in text.split(",")] if text[0].isdecimal() else text

@@ -26,7 +26,10 @@ def run_work(args: argparse.Namespace) -> int:
     if args.gpus is not None and args.gpus < 1:
         raise UsageError(f"--gpus {args.gpus} leaves nothing to offer; give 1 or more")
     console, folder = build_console(is_screen=True), Path(args.folder)
-    slots = build_slots(read_pool(args.devices)) if args.gpus is None else build_simulated_slots(args.gpus)
+    if args.gpus is None:
+        slots = build_slots(read_pool(args.devices, others="cpu"))
+    else:
+        slots = build_simulated_slots(args.gpus)
     authority = None if args.authority is None else Path(args.authority)
     with hold_folder(folder), catch_signals((signal.SIGINT, signal.SIGTERM), is_patient=True, said=SAID) as stop:
         url = args.url.rstrip("/")

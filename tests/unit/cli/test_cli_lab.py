@@ -3,6 +3,8 @@
 import pytest
 
 from fulltilt.cli import lab, run_command
+from fulltilt.cli._lab_serve import read_pool
+from fulltilt.errors import UsageError
 
 LONG = "RuntimeError: " + "a key is missing\n" * 90
 
@@ -62,3 +64,16 @@ def test_the_newest_attempts_are_those_that_are_shown(monkeypatch, capsys):
     assert run_command(["lab", "show", "e1", "--lab", "runs/lab"]) == 0
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("attempt ")]
     assert [line.split()[1] for line in shown] == [str(n) for n in range(31 - lab.N_ATTEMPTS, 31)]
+
+
+@pytest.mark.parametrize("text", ["0-3", "0, 1", "gpu0", "cuda:0,1", "cuda:", "none", "0,", "", "²"])
+def test_devices_that_are_misspelt_are_refused_and_not_taken_for_every_gpu(text):
+    with pytest.raises(UsageError, match="expected auto, cpu, none or numbers such as 0,1"):
+        read_pool(text)
+    with pytest.raises(UsageError, match="expected auto, cpu or numbers"):
+        read_pool(text, others="cpu")
+
+
+def test_devices_are_read_as_they_are_named():
+    texts = ("auto", "cpu", "cuda", "cuda:1", "3", "0,1")
+    assert list(map(read_pool, texts)) == ["auto", "cpu", "cuda", "cuda:1", [3], [0, 1]]
