@@ -40,6 +40,18 @@ class MemoryStore:
             n_new += 1
         return n_new
 
+    def retry(self, source, points, overrides, *, n_devices, code):
+        n, sweep = 0, self.sources.get(source)
+        for point in points:
+            id = self.keys.get((sweep, point.digest))
+            if id is None or self.experiments[id].state not in ARROWS["retry"].sources:
+                continue
+            sent = {"overrides": list(overrides), "n_devices": n_devices}
+            self._move("retry", self.experiments[id].newest, delay_s=None, n_lost=0, **sent)
+            self.works[id] = Work(source=Path(source), config=point.config, code=code)
+            n += 1
+        return n
+
     def _name_sweep(self, source):
         if source not in self.sources:
             stem = Path(source).stem

@@ -300,3 +300,22 @@ def test_code_and_configuration_of_an_experiment_are_those_it_was_submitted_with
     assert (work.code, work.config, work.source.suffix) == (code, {"optim": {"lr": 0}}, ".yaml")
     (other,) = add(store)
     assert store.read_work(other).code is None
+
+
+def test_what_failed_or_was_cancelled_runs_again_with_what_is_sent_then_and_nothing_else_does(store):
+    old, new = (Code(digest=digit * 64, root="/somewhere", entry="grid.yaml") for digit in "ab")
+    ids = add(store, 4, code=old)
+    source = str(store.read_work(ids[0]).source)
+    for id, state in zip(ids, ("failed", "cancelled", "held", "failed"), strict=True):
+        bring(store, id, state)
+    n_events, points = len(store.read_events()), build_points(3, "d")
+    points[0] = dataclasses.replace(points[0], config={"sent": "now"})
+    assert store.retry(source, points, ["lr=1"], n_devices=2, code=new) == 2
+    rows = [read(store, id) for id in ids]
+    assert [row.state for row in rows] == ["queued", "queued", "held", "failed"]
+    assert [(row.overrides, row.n_devices) for row in rows] == [(["lr=1"], 2)] * 2 + [([], 1)] * 2
+    assert [store.read_work(id).code for id in ids] == [new, new, old, old]
+    assert store.read_work(ids[0]).config == {"sent": "now"}
+    assert [event.arrow for event in store.read_events()[n_events:]] == ["retry", "retry"]
+    for where in (source, "/nowhere.yaml"):
+        assert store.retry(where, points, [], n_devices=1, code=None) == 0

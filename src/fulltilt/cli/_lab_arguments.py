@@ -68,7 +68,9 @@ def _add_submit(actions: Any) -> argparse.ArgumentParser:
     )
     add_config_arguments(submit)
     submit.add_argument("--local", action="store_true", help="run them on this machine, in the foreground")
-    submit.add_argument("--retry", action="store_true", help="try its failed and cancelled experiments again")
+    submit.add_argument(
+        "--retry", action="store_true", help="try what failed or was cancelled again, with the code as it is now"
+    )
     submit.add_argument("--priority", type=int, default=0, metavar="N", help="higher ones start first (default 0)")
     return submit
 

@@ -65,9 +65,12 @@ def run_submit(args: argparse.Namespace) -> int:
         document["experiments"] = [each for each in document["experiments"] if each["id"] in set(done["ids"])]
     write_json(args.json, document)
     if args.json != "-":
-        n_old = len(done["ids"]) - done["n_new"]
+        n_again = done["n_retried"]
+        n_queued = done["n_new"] + n_again
+        again = f", {n_again} of them again with the code as it is now" if n_again else ""
+        n_old = len(done["ids"]) - n_queued
         known = f", {n_old} were there before" if n_old else ""
-        print_result(build_console(), f"{done['n_new']} experiments are queued{known}; fulltilt lab list shows them")
+        print_result(build_console(), f"{n_queued} experiments are queued{again}{known}; fulltilt lab list shows them")
     return 0
 
 
@@ -156,6 +159,8 @@ class QueueView:
         slots, n_new, n_all = executor.slots, self._done["n_new"], len(self._done["ids"])
         if n_new and n_new < n_all:
             self._console.print(f"{n_new} of {n_all} points are new")
+        if n_again := self._done["n_retried"]:
+            self._console.print(f"{n_again} of {n_all} run again with the code as it is now")
         where = ", ".join(slot.name for slot in slots)
         if slots[0].n_threads and len(slots) > 1:
             where += f" (there is no GPU: these are slots on the CPU, threads for each: {slots[0].n_threads})"

@@ -145,6 +145,8 @@ def _run_change(args: argparse.Namespace, client: Client) -> int:
         return 0
     said = {"priority": f"has priority {found['priority']}", "remove": "is removed"}
     what = said.get(args.action, f"is {found['state']}")
+    if args.action == "retry":
+        what += ", with the code that was submitted; fulltilt lab submit CONFIG --retry sends it as it is now"
     if args.action in ("cancel", "pause") and found["state"] == "succeeded":
         what = "was faster: it has succeeded"
     print_result(build_console(), f"{found['id']} ({listing.describe_point(found)}) {what}")

@@ -48,23 +48,26 @@ def submit(
     priority: int = 0,
     code: Code | None = None,
     rooms: Sequence[Room] | None = None,
-) -> tuple[Grid, list[str], int]:
-    """Queue what is missing of a grid → the grid, the ids of all points, how many are new.
+    retry: bool = False,
+) -> tuple[Grid, list[str], int, int]:
+    """Queue what is missing of a grid → the grid, the ids of all points, how many are new, how many run again.
 
     Args:
         source: The file it was read from; with the values it is what an experiment is known by.
         rooms: The machines there are; None, or none: it is not known yet.
+        retry: What failed or was cancelled runs again, with the code that is sent now.
 
     Raises:
         ConfigError: the configuration is no good. UsageError: no machine can ever run it.
     """
     _check_priority(priority)
     grid = read_submission(source=source, text=text, overrides=overrides, rooms=rooms)
-    same = {"owner": owner, "priority": priority, "n_devices": grid.n_devices, "code": code}
-    n_new = lab.store.add(source, grid.points, overrides, **same)
+    sent = {"n_devices": grid.n_devices, "code": code}
+    n_new = lab.store.add(source, grid.points, overrides, owner=owner, priority=priority, **sent)
+    n_retried = lab.store.retry(source, grid.points, overrides, **sent) if retry else 0
     lab.woken.set()
     known = lab.store.read_ids(source, {point.digest for point in grid.points})
-    return grid, [known[point.digest] for point in grid.points], n_new
+    return grid, [known[point.digest] for point in grid.points], n_new, n_retried
 
 
 def read_submission(*, source: str, text: str, overrides: Sequence[str], rooms: Sequence[Room] | None = None) -> Grid:

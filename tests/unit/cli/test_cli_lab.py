@@ -77,3 +77,25 @@ def test_devices_that_are_misspelt_are_refused_and_not_taken_for_every_gpu(text)
 def test_devices_are_read_as_they_are_named():
     texts = ("auto", "cpu", "cuda", "cuda:1", "3", "0,1")
     assert list(map(read_pool, texts)) == ["auto", "cpu", "cuda", "cuda:1", [3], [0, 1]]
+
+
+class Taker(FakeClient):
+    is_served = True
+
+    def post(self, path):
+        return build_entry(1) | {"state": "queued"}
+
+    def submit(self, *_, **__):
+        return {"ids": ["e1", "e2", "e3", "e4"], "n_new": 1, "n_retried": 2, "sweep": "grid", "axes": []}
+
+
+def test_what_runs_again_is_counted_and_the_code_that_it_runs_is_told(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("fulltilt.lab.client.connect", lambda *_, **__: Taker())
+    monkeypatch.setattr("fulltilt.cli._lab_submit.connect", lambda *_, **__: Taker())
+    monkeypatch.setenv("FULLTILT_LAB_TOKEN", "t")
+    (tmp_path / "grid.yaml").write_text("lr: 0.1\n")
+    assert run_command(["lab", "submit", str(tmp_path / "grid.yaml"), "--retry", "--url", "http://lab"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 experiments are queued, 2 of them again with the code as it is now, 1 were there before" in said
+    assert run_command(["lab", "retry", "e1"]) == 0
+    assert "is queued, with the code that was submitted" in " ".join(capsys.readouterr().out.split())

@@ -338,6 +338,24 @@ def test_a_grid_is_queued_once_and_more_points_only_themselves(call):
     assert [(row["owner"], row["priority"]) for row in rows] == [("kim", 3), ("kim", 3), ("owner", 0)]
 
 
+def test_a_grid_that_is_tried_again_runs_the_code_that_is_sent_with_it(call):
+    def send(content: bytes) -> dict[str, str]:
+        digest = hashlib.sha256(content).hexdigest()
+        assert call("PUT", f"/api/files/{digest}", content=content).status_code == 200
+        return {"digest": digest, "root": "/somewhere", "entry": "new.yaml"}
+
+    old, new = send(b"with a mistake"), send(b"without")
+    for id in submit(call, "lr: [0.1, 0.2, 0.3]\n", code=old).json()["ids"][:2]:
+        call("POST", f"/api/experiments/{id}/cancel")
+    text = "lr: [0.1, 0.2, 0.3, 0.4]\n"
+    again = submit(call, text, code=new, retry=True).json()
+    assert (again["n_new"], again["n_retried"]) == (1, 2)
+    found = [call.lab.store.read_work(id).code.digest for id in again["ids"]]
+    assert found == [new["digest"], new["digest"], old["digest"], new["digest"]]
+    assert set(call.lab.store.count_states(sweep="new")) == {"queued"}
+    assert submit(call, text, code=new).json()["n_retried"] == 0
+
+
 def test_a_token_is_shown_once_and_opens_what_its_role_may_until_it_is_removed(call):
     made = call("POST", "/api/tokens", json={"role": "read", "label": "kim"}).json()
     assert call("GET", "/api/experiments", made["token"]).status_code == 200

@@ -175,16 +175,11 @@ def submit(request: Request, token: Submitter, body: Submission) -> dict[str, An
     code = None if body.code is None else Code(**body.code.model_dump())
     if code is not None and not lab.depot.has(code.digest):
         raise UsageError(f"the code {code.digest} is not in the depot; send it first")
-    given = body.model_dump(include={"source", "text", "overrides", "priority"})
+    given = body.model_dump(include={"source", "text", "overrides", "priority", "retry"})
     rooms, owner = request.app.state.read_rooms(), body.owner or token.label
-    grid, ids, n_new = operations.submit(lab, **given, owner=owner, code=code, rooms=rooms)
-    if body.retry:
-        mine = set(ids)
-        for found in lab.store.read_experiments(states=("failed", "cancelled")):
-            if found.id in mine:
-                operations.act(lab, "retry", found.id)
+    grid, ids, n_new, n_retried = operations.submit(lab, **given, owner=owner, code=code, rooms=rooms)
     sweep = operations.find(lab, ids[0]).sweep
-    return {"ids": ids, "sweep": sweep, "n_new": n_new, "axes": list(grid.points[0].values)}
+    return {"ids": ids, "sweep": sweep, "n_new": n_new, "n_retried": n_retried, "axes": list(grid.points[0].values)}
 
 
 @router.post("/experiments/{id}/priority")

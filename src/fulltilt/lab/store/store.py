@@ -101,6 +101,24 @@ class Store:
             connection.execute(sa.insert(EVENT).from_select(list(told), new))
         return len(rows)
 
+    def retry(
+        self, source: str, points: Sequence[Point], overrides: Sequence[str], *, n_devices: int, code: Code | None
+    ) -> int:
+        """Queue those of the points again that failed or were cancelled, in one transaction, and return their number.
+
+        They run what is given here, and not what they were submitted with: the mistake may have been in that.
+        """
+        given = {point.digest: point for point in points}
+        sent = {"overrides": list(overrides), "n_devices": n_devices, "code": code and dataclasses.asdict(code)}
+        query = sa.select(EXPERIMENT.c.id, EXPERIMENT.c.attempt, EXPERIMENT.c.digest).join(SWEEP)
+        query = query.where(SWEEP.c.source == source, EXPERIMENT.c.state.in_(ARROWS["retry"].sources))
+        with self._write() as connection:
+            rows = [row for row in connection.execute(query) if row.digest in given]
+            for row in rows:
+                at = Attempt(experiment=f"e{row.id}", number=row.attempt)
+                _advance(connection, "retry", at, **sent, config=given[row.digest].config, delay_s=None, n_lost=0)
+        return len(rows)
+
     def lease_all(self, wanted: Sequence[tuple[Experiment, dict[str, Any]]]) -> list[tuple[Attempt, str] | None]:
         """Begin the next attempts of queued experiments, in one transaction.
 
