@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -331,6 +332,40 @@ def test_a_result_that_the_server_will_never_take_keeps_no_device(bench, metrics
     assert guard.wait(PATIENCE_S) == 0
     assert bench.read().state == state
     assert (bench.read().reason or "").startswith(said)
+
+
+FOLDERS = """
+import sys
+import tarfile
+from pathlib import Path
+out = Path(sys.argv[sys.argv.index("--out") + 1])
+(out / "tensorboard" / "run").mkdir(parents=True)
+(out / "tensorboard" / "run" / "events").write_text("scalars")
+"""
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_folder_of_a_result_is_handed_in_as_one_file_or_else_left_where_it_is(bench, is_taken):
+    script = FOLDERS + ("(out / 'tensorboard.tar').write_text('of the training')\n" if is_taken else "")
+    script += RESULT.replace("METRICS", "'loss': 1.0")
+    guard, _ = bench.start(command=(sys.executable, "-S", "-c", script))
+    assert guard.wait(PATIENCE_S) == 0
+    assert bench.read().state == "succeeded"
+    own, sent = bench.root / "node" / "e1" / "tensorboard", bench.lab.folder / "e1" / "tensorboard.tar"
+    assert (own / "run" / "events").exists() == is_taken
+    assert (f"not handed in, and left on n1: {own} (" in "\n".join(bench.read_log(1))) == is_taken
+    if not is_taken:
+        with tarfile.open(sent) as tar:
+            assert tar.extractfile("tensorboard/run/events").read() == b"scalars"
+
+
+def test_of_a_folder_that_is_too_large_no_part_is_packed(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipping, "MOST_FOLDER_BYTES", 3)
+    for name, text in (("out/large/run/events", "1234"), ("out/small/events", "123"), ("notes/log.txt", "")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    packed, (left,) = shipping.pack_result_folders(tmp_path / "out", tmp_path / "notes")
+    assert (packed, "large (more than" in left) == ([tmp_path / "notes" / "small.tar"], True)
 
 
 def test_a_node_trains_the_code_that_was_submitted_and_not_its_own(bench, tmp_path, monkeypatch):

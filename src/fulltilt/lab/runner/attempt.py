@@ -1,5 +1,6 @@
 """Train for one attempt: ask what to do, start ``fulltilt train``, and end it when it should end."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -20,7 +21,7 @@ from fulltilt.lab.runner.guard import FENCED, Deadline, read_clock_s
 from fulltilt.lab.runner.link import FencedError, Link, RejectedError, UnreachableError
 from fulltilt.lab.runner.order import MARK, Order
 from fulltilt.lab.runner.renewal import Renewal
-from fulltilt.lab.runner.shipping import CHECKPOINTS, Shipping, list_result_files
+from fulltilt.lab.runner.shipping import CHECKPOINTS, Shipping, list_result_files, pack_result_folders
 from fulltilt.lab.scheduling.ends import End, judge_end, read_document
 from fulltilt.lab.snapshot import unpack_code
 
@@ -108,14 +109,14 @@ class _Attempt:
 
     def hand_in(self, end: End) -> None:
         """Bring the server the rest of the log, the last checkpoint and the end, however long it is away."""
+        files, left = self._collect() if end.outcome == "succeeded" else ([], [])
         if self._shipping is not None:
             self._shipping.finish()
-        files = [*list_result_files(self._out_dir), self._result] if end.outcome == "succeeded" else []
         n_left = N_TRIES
         while True:  # until the guard ends this
             try:
                 sent = [self._link.send(file) for file in files]
-                if self._link.finish(end, sent) == "succeeded":
+                if self._link.finish(end, sent) == "succeeded" and not left:
                     shutil.rmtree(self._out_dir, ignore_errors=True)  # the lab has it
                 break
             except RejectedError as error:
@@ -126,6 +127,15 @@ class _Attempt:
                 pass
             time.sleep(RETRY_S)
         shutil.rmtree(self._notes, ignore_errors=True)
+
+    def _collect(self) -> tuple[list[Path], list[str]]:
+        """Return the files of the result, and what cannot be handed in, which the log says."""
+        packed, left = pack_result_folders(self._out_dir, self._notes)
+        if left:
+            said = f"\n[fulltilt: not handed in, and left on {self._order.node}: {', '.join(left)}]\n"
+            with contextlib.suppress(OSError), (self._notes / "log.txt").open("ab") as log:
+                log.write(said.encode(errors="replace"))
+        return [*list_result_files(self._out_dir), *packed, self._result], left
 
     def _watch(self, process: subprocess.Popen[bytes], renewal: Renewal, stop: Sequence[int]) -> bool:
         """Wait for the end of the process, and return whether it was asked to stop."""

@@ -6,6 +6,8 @@ is away they wait in the files themselves.
 
 import contextlib
 import math
+import os
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -21,6 +23,7 @@ RETRY_S = 1.0
 PIECE_BYTES, PIECES_A_TURN = 1 << 20, 16  # of a stream: a log must not keep checkpoints waiting
 MOST_LOG_BYTES = 1 << 30  # of an attempt
 KEPT_BYTES = 64 << 20  # of a log that has arrived: a server that loses its last seconds asks again
+MOST_FOLDER_BYTES = 4 << 30  # in a folder of a result: the device waits while it is packed and sent
 CUT = b"\n[fulltilt: the log is cut here, after 1 GiB; print less]\n"
 CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint.json"
 CHECKPOINTS = (CHECKPOINT, FINGERPRINT)  # what a training goes on from elsewhere
@@ -115,15 +118,45 @@ class _Stream:
 
 def list_result_files(out_dir: Path) -> list[Path]:
     """Return the files of a run folder that belong to its result."""
+    return [path for path in _list_result(out_dir) if path.is_file() and is_plain_name(path.name)]
+
+
+def pack_result_folders(out_dir: Path, target: Path) -> tuple[list[Path], list[str]]:
+    """Pack each folder of a run folder, as loggers write them, into a file of its name and ``.tar`` below ``target``.
+
+    Returns:
+        The files, and for each folder that is in none the reason.
+    """
+    packed, left = list[Path](), list[str]()
+    for folder in _list_result(out_dir):
+        if not folder.is_dir():
+            continue
+        archive = target / f"{folder.name}.tar"
+        try:
+            if not is_plain_name(archive.name) or (out_dir / archive.name).exists():
+                raise OSError(f"a file of the result cannot be named {archive.name!r}")
+            if _measure_folder(folder) > MOST_FOLDER_BYTES:
+                raise OSError(f"more than {MOST_FOLDER_BYTES >> 30} GiB")
+            with tarfile.open(archive, "w") as tar:
+                tar.add(folder, folder.name)
+            packed.append(archive)
+        except (OSError, tarfile.TarError) as error:
+            with contextlib.suppress(OSError):
+                archive.unlink()
+            left.append(f"{folder} ({error})")
+    return packed, left
+
+
+def _list_result(out_dir: Path) -> list[Path]:
     return sorted(
         path
         for path in out_dir.iterdir()
-        if path.is_file()
-        and not path.is_symlink()
-        and path.name not in LEFT_OUT
-        and not path.name.startswith(".")
-        and is_plain_name(path.name)
+        if not path.is_symlink() and path.name not in LEFT_OUT and not path.name.startswith(".")
     )
+
+
+def _measure_folder(folder: Path) -> int:
+    return sum(os.lstat(os.path.join(here, name)).st_size for here, _, names in os.walk(folder) for name in names)
 
 
 def _measure_whole(path: Path) -> int:
