@@ -203,12 +203,16 @@ class MemoryStore:
         ]
 
     def find_token(self, token):
-        found, ends_s, is_single_use = self.tokens.get(token, (None, None, False))
+        found, ends_s, _ = self.tokens.get(token, (None, None, False))
         if found is None or (ends_s is not None and ends_s < time.time()):
             return None
+        return found
+
+    def use_up(self, token):
+        _, _, is_single_use = self.tokens.get(token, (None, None, False))
         if is_single_use:
             del self.tokens[token]
-        return found
+        return is_single_use
 
     def remove_tokens(self, label):
         gone = [token for token, (found, *_) in self.tokens.items() if found.label == label]

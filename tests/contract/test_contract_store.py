@@ -262,11 +262,13 @@ def test_a_node_that_started_again_is_told_from_one_that_is_heard_again(store):
     assert (found.boot, found.n_bad, found.last_bad, found.devices) == ("second", 2, "e7", ["cuda:0"])
 
 
-def test_a_token_for_one_use_works_once_and_an_old_one_not_at_all(store):
+def test_a_token_for_one_use_is_used_up_once_and_an_old_one_is_not_known(store):
     store.add_token("join me", role="join", label="n1", lasts_s=60, is_single_use=True)
     store.add_token("read", role="read", label="kim", lasts_s=None, is_single_use=False)
     store.add_token("gone", role="read", label="kim", lasts_s=-1, is_single_use=False)
-    assert [found and found.role for found in map(store.find_token, ("join me", "join me"))] == ["join", None]
+    assert [found and found.role for found in map(store.find_token, ("join me", "join me"))] == ["join", "join"]
+    assert [store.use_up(token) for token in ("join me", "join me", "read", "?")] == [True, False, False, False]
+    assert store.find_token("join me") is None
     assert [found and found.label for found in map(store.find_token, ("read", "read", "gone", "?"))] == [
         "kim", "kim", None, None,
     ]  # fmt: skip

@@ -68,6 +68,25 @@ def test_other_versions_are_refused_with_both_values(server):
     assert server.lab.store.read_nodes() == []
 
 
+def test_a_machine_that_is_refused_tries_again_with_the_same_token(server):
+    token = make_token(server.lab, role="join", label="for n2")
+    assert "join again" in server.join("n2", token, versions=read_versions() | {"fulltilt": "0.0.1"}).json()["error"]
+    assert "give this one another --name" in server.join("n1", token).json()["error"]
+    assert server.join("n2", token).status_code == 200
+    said = server.join("n3", token)
+    assert (said.status_code, "fulltilt lab token create" in said.text) == (401, True)
+
+
+def test_of_two_machines_with_one_token_that_join_at_once_one_is_let_in(server):
+    token = make_token(server.lab, role="join", label="for one")
+    others = []
+    server.app.state.invite = lambda: others.append(server.lab.store.use_up(token)) or BUNDLE
+    answer = server.join("n2", token)
+    assert (answer.status_code, others) == (401, [True])
+    assert server.lab.store.read_nodes() == []
+    assert "n2" not in server.lab.machines
+
+
 def test_a_name_that_is_in_use_is_refused_and_its_own_machine_comes_back(server):
     assert "n1 is here already" in server.join("n1").json()["error"], "the cluster has it"
     first = server.join("n2")

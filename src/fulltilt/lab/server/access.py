@@ -19,6 +19,7 @@ from fulltilt.lab.records import Attempt, Token
 COOKIE = "fulltilt_lab"
 ROLES = {"read": ("read", "submit", "admin"), "submit": ("submit", "admin"), "admin": ("admin",)}
 ROLES |= {"join": ("join", "worker", "admin"), "worker": ("worker",), "runner": ("runner",), "anyone": ()}
+UNKNOWN = "the token is not known, or has expired; fulltilt lab token create makes one on the server"
 MOST_FAILURES, PAUSE_S = 10, 60.0  # wrong tokens typed into the page in so many seconds, from one address
 MOST_ADDRESSES = 1000  # whose guesses are remembered
 
@@ -29,12 +30,12 @@ def allow(role: str) -> Callable[..., Token | None]:
     def check(request: Request) -> Token | None:
         if role == "anyone":
             return None
-        token = _read_token(request)
+        token = read_token(request)
         if token is None:
             raise HTTPException(401, "a token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
         found = find_token(request, token)
         if found is None:
-            raise HTTPException(401, "the token is not known, or has expired", {"WWW-Authenticate": "Bearer"})
+            raise HTTPException(401, UNKNOWN, {"WWW-Authenticate": "Bearer"})
         if found.role not in ROLES[role]:
             raise HTTPException(403, f"a token for {found.role!r} may not do this; it takes one for {role!r}")
         return found
@@ -85,7 +86,7 @@ class Guesses:
 
 async def find_attempt(request: Request) -> Attempt:
     """Return the attempt whose runner asks. Raises HTTPException where the token is nobody's."""
-    token, store = _read_token(request) or "", get_lab(request).store
+    token, store = read_token(request) or "", get_lab(request).store
     found = store.known.get(token) or await run_in_threadpool(store.find_attempt, token)
     if found is None:
         raise HTTPException(401, "the token is no attempt's", {"WWW-Authenticate": "Bearer"})
@@ -97,7 +98,8 @@ find_attempt.role = "runner"  # type: ignore[attr-defined]
 Runner = Annotated[Attempt, Depends(find_attempt)]
 
 
-def _read_token(request: Request) -> str | None:
+def read_token(request: Request) -> str | None:
+    """Return the token that a request shows."""
     kind, _, token = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and token:
         return token.strip()

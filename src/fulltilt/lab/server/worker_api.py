@@ -12,7 +12,7 @@ from fulltilt.lab.lab import Heard
 from fulltilt.lab.operations import make_token
 from fulltilt.lab.records import Node, Token
 from fulltilt.lab.scheduling.ends import End
-from fulltilt.lab.server.access import allow, get_lab
+from fulltilt.lab.server.access import UNKNOWN, allow, get_lab, read_token
 from fulltilt.lab.settling import settle
 from fulltilt.lab.states import LIVE
 from fulltilt.lab.store import StaleAttemptError
@@ -43,14 +43,15 @@ class Readings(BaseModel):
 def join(request: Request, token: Annotated[Token, Depends(allow("join"))], body: Join) -> dict[str, str]:
     """Let a machine into the cluster: it gets Ray's address and secret, and a token of its own.
 
-    With its own token it comes back as often as it likes.
+    With its own token it comes back as often as it likes. One to join is used up by a machine that is let in, and not
+    by one that is refused and may do better.
     """
     if request.app.state.invite is None:
         raise UsageError("this server takes no other machines; start it with fulltilt lab serve --engine ray")
     if token.role == "worker" and token.label != LABEL + body.name:
         raise HTTPException(403, f"this token is of {token.label}, and not of {body.name}")
     if differing := explain_difference(body.versions, body.name):
-        raise UsageError(f"{differing}; install the same versions, and join with a new token")
+        raise UsageError(f"{differing}; install the same versions, and join again")
     lab = get_lab(request)
     with lab.joining:
         heard = lab.machines.get(body.name)
@@ -58,6 +59,8 @@ def join(request: Request, token: Annotated[Token, Depends(allow("join"))], body
         if token.role != "worker" and (is_here or (heard and heard.is_fresh())):
             raise UsageError(f"a machine named {body.name} is here already; give this one another --name")
         bundle = request.app.state.invite()
+        if token.role == "join" and not lab.store.use_up(read_token(request) or ""):
+            raise HTTPException(401, UNKNOWN)  # another machine was faster
         lab.machines[body.name] = Heard(at_s=time.monotonic())
     if lab.store.meet_node(Node(name=body.name, boot=body.boot, versions=body.versions, devices=body.devices)):
         for experiment in lab.store.read_experiments(states=LIVE):

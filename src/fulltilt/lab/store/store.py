@@ -371,17 +371,19 @@ class Store:
             connection.execute(sa.insert(TOKEN), row)
 
     def find_token(self, token: str) -> Token | None:
-        """Return what a token allows; None: it is unknown or has expired. One for single use is used up by this."""
+        """Return what a token allows; None: it is unknown or has expired."""
         at = TOKEN.c.digest == compute_digest(token)
         with self._read() as connection:
             row = connection.execute(sa.select(TOKEN).where(at)).one_or_none()
         if row is None or (row.expires_s is not None and row.expires_s < time.time()):
             return None
-        if row.is_single_use:
-            with self._write() as connection:
-                if connection.execute(sa.delete(TOKEN).where(at)).rowcount != 1:
-                    return None
         return Token(role=row.role, label=row.label)
+
+    def use_up(self, token: str) -> bool:
+        """Remove a token for single use; return whether it was there, which of several at once one is told."""
+        at = (TOKEN.c.digest == compute_digest(token), TOKEN.c.is_single_use == 1)
+        with self._write() as connection:
+            return connection.execute(sa.delete(TOKEN).where(*at)).rowcount == 1
 
     def read_tokens(self) -> list[dict[str, Any]]:
         """Return role, label and times of the tokens that have not expired, oldest first."""
