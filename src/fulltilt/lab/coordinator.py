@@ -200,8 +200,11 @@ class Coordinator:
     def _read_takers(self, executor: Executor) -> dict[str, Place]:
         """Return the machines that are not leaving, with what they say themselves of devices that others use."""
         heard, places = self._lab.machines.copy(), {place.node: place for place in executor.read_places()}
-        for node in places.keys() & heard.keys():
-            places[node] = dataclasses.replace(places[node], busy={**places[node].busy, **heard[node].busy})
+        for node, place in places.items():
+            if node in heard:
+                places[node] = dataclasses.replace(place, busy={**place.busy, **heard[node].busy})
+            elif place.says_itself:  # this server has just started: every device would look free
+                places[node] = dataclasses.replace(place, is_away=True)
         return {node: place for node, place in places.items() if node not in heard or not heard[node].is_leaving}
 
     def _tell_busy(self, places: Iterable[Place], in_use: Sequence[Experiment]) -> None:

@@ -31,13 +31,14 @@ class Engine:
 
     def __init__(self, **places: int):
         self.places, self.started, self.ended = places, [], []
-        self.seen, self.used, self.busy, self.away = {}, {}, {}, ()
+        self.seen, self.used, self.busy, self.away, self.says_itself = {}, {}, {}, (), False
         self.refuses: type[RefusedError] | None = None
 
     def read_places(self):
         names = {node: [f"{node}:{k}" for k in range(n)] for node, n in self.places.items()}
+        same = {"busy": self.busy, "says_itself": self.says_itself}
         return [
-            Place(node=node, devices=devices, n_used=self.used.get(node, 0), busy=self.busy, is_away=node in self.away)
+            Place(node=node, devices=devices, n_used=self.used.get(node, 0), is_away=node in self.away, **same)
             for node, devices in names.items()
         ]
 
@@ -212,6 +213,18 @@ def test_a_device_that_others_compute_on_is_left_alone_and_told_once_where_it_la
     assert len(caplog.messages) == 2
     assert (bench.state("e1"), bench.state("e3")) == ("leased", "queued")
     assert {room.node: room.n_devices for room in bench.coordinator.read_rooms()} == {"a": 2}
+
+
+def test_a_machine_that_a_new_server_has_not_heard_yet_takes_nothing_until_it_says_what_is_busy(bench):
+    bench.engine.says_itself = True
+    bench.add(2)
+    bench.turn()
+    assert bench.engine.started == []
+    assert {room.node: room.n_devices for room in bench.coordinator.read_rooms()} == {"a": 2}
+    bench.lab.machines["a"] = Heard(at_s=0.0, busy={"a:0": "used by process 42"})
+    bench.turn()
+    assert bench.engine.started == [("e1", 1, "a")]
+    assert bench.lab.store.read_experiments(id="e1")[0].devices == ["a:1"]
 
 
 def test_a_machine_that_is_away_takes_nothing_and_counts_for_what_can_ever_run(bench):

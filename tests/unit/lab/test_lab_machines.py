@@ -256,6 +256,12 @@ def test_only_what_ray_has_seen_end_is_gone(ray):
     assert ray.look(ray.tell("FAILED")) == "gone", "it never began"
 
 
+def test_a_machine_of_ray_says_itself_what_is_busy(ray):
+    ray.executor._read_s -= 2 * PLACES_S
+    (place,) = ray.executor.read_places()
+    assert (place.node, place.devices, place.says_itself) == ("n1", ["cuda:0", "cuda:1"], True)
+
+
 def test_what_waits_for_a_machine_that_has_left_is_gone(ray):
     assert ray.look(ray.tell("PENDING")) == "waiting"
     assert ray.look(ray.tell("PENDING"), node="n2") == "gone"

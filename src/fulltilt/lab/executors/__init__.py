@@ -32,6 +32,7 @@ class Place:
         n_used: Devices in use, by whomever, where the engine has others to serve.
         busy: Devices that others compute on, or that do not answer, with what shows it; ours may be among them.
         is_away: It takes nothing now, and may again.
+        says_itself: Which devices others use its machine tells the server; until it has, it takes nothing.
     """
 
     node: str
@@ -40,6 +41,7 @@ class Place:
     n_used: int = 0
     busy: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_away: bool = False
+    says_itself: bool = False
 
 
 class Executor(Protocol):

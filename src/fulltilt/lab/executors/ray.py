@@ -180,4 +180,4 @@ def _read_places(nodes: Sequence[Mapping[str, Any]]) -> list[Place]:
         if name.startswith(RESOURCE):
             machine, _, device = name.removeprefix(RESOURCE).partition(":")
             found.setdefault(machine, []).append(device)
-    return [Place(node=machine, devices=devices) for machine, devices in found.items()]
+    return [Place(node=machine, devices=devices, says_itself=True) for machine, devices in found.items()]
