@@ -27,7 +27,7 @@ from fulltilt.lab.store import StaleAttemptError, compute_digest
 
 TURN_S = 0.25
 REST_S = 0.05  # after every turn, so that many ends in a row do not keep it busy
-LEASED_AT_ONCE = 8  # in one transaction; if the server is killed then, so many at most count as lost
+LEASED_AT_ONCE = 8  # in one transaction; if the server is killed then, so many at most begin anew
 PAUSE_S = 1.0  # after a turn that failed
 TOLD_AT_ONCE = 1000  # changes of state in a turn
 BUSY_S = 10.0  # a device that others use for so long is told; what our own attempts leave is gone sooner
@@ -143,8 +143,9 @@ class Coordinator:
                     self._lab.leases.renew(experiment.newest)
                     self._unbegun.add(experiment.newest)
                 elif seen.get(experiment.id) == "gone":
-                    ended_with_server = experiment.newest in self._inherited and not executor.is_lasting
-                    self._settle(experiment, ENDED_WITH_SERVER if ended_with_server else GONE)
+                    found_none = experiment.state == "leased"  # its runner began, and no server was there to answer
+                    is_nobodys_fault = experiment.newest in self._inherited and (found_none or not executor.is_lasting)
+                    self._settle(experiment, ENDED_WITH_SERVER if is_nobodys_fault else GONE)
 
     def _settle(self, experiment: Experiment, end: End) -> None:
         with contextlib.suppress(StaleAttemptError):  # its runner was faster

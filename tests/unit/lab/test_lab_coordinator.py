@@ -304,6 +304,7 @@ def test_who_does_not_end_when_told_to_is_ended_by_the_engine(bench):
 def test_a_new_server_goes_on_with_what_the_one_before_started(bench):
     bench.add(2)
     bench.turn()
+    bench.lab.store.advance("start", bench.lab.store.read_experiments(id="e2")[0].newest, pid=1)
     bench.coordinator = bench.build()
     bench.engine.seen["e2"] = "gone"
     bench.turn()
@@ -314,6 +315,17 @@ def test_a_new_server_goes_on_with_what_the_one_before_started(bench):
     bench.coordinator.is_draining = True
     bench.turn()
     assert (bench.state("e1"), bench.lab.store.read_experiments(id="e1")[0].outcome) == ("queued", "preempted")
+
+
+def test_what_began_and_ended_while_no_server_was_there_is_nobodys_fault(bench):
+    bench.add(2)
+    bench.turn()
+    bench.coordinator = bench.build()
+    bench.engine.seen = {"e1": "gone", "e2": "gone"}
+    bench.coordinator.is_draining = True
+    bench.turn()
+    assert [each.state for each in bench.lab.store.read_experiments()] == ["queued", "queued"]
+    assert [node.n_bad for node in bench.lab.store.read_nodes()] == [0, 0]
 
 
 def test_what_another_engine_runs_is_left_alone(bench):
