@@ -31,6 +31,7 @@ LEASED_AT_ONCE = 8  # in one transaction; if the server is killed then, so many 
 PAUSE_S = 1.0  # after a turn that failed
 TOLD_AT_ONCE = 1000  # changes of state in a turn
 BUSY_S = 10.0  # a device that others use for so long is told; what our own attempts leave is gone sooner
+HAND_IN_TERMS = 6  # of a lease: what was told to end and is heard ends its training itself, and sends what that saved
 LOOKED_AT = 64  # queued experiments of an owner in a turn, beyond those that fit now
 GONE = End(outcome="lost", reason="its process is gone, and nobody saw its end")
 ENDED_WITH_SERVER = End(outcome="preempted", reason="its server was gone")
@@ -156,8 +157,10 @@ class Coordinator:
         now_s, engines = self._clock(), self._executors
         wished = [(each, engines[each.engine]) for each in live if each.wish and each.engine in engines]
         self._asked_s = {each.newest: self._asked_s.get(each.newest, now_s) for each, _ in wished}
+        term, silent = self._lab.term, self._lab.leases.list_stale()
         for each, executor in wished:
-            if each.newest in self._unbegun or now_s - self._asked_s[each.newest] > self._lab.term.grace_s:
+            patience_s = term.grace_s if each.newest in silent else HAND_IN_TERMS * term.ttl_s
+            if each.newest in self._unbegun or now_s - self._asked_s[each.newest] > patience_s:
                 executor.cancel(each, is_urgent=True)
 
     def _wake(self, waiting: Sequence[Experiment]) -> None:

@@ -9,13 +9,13 @@ from tests.lab_cases import Clock
 
 from fulltilt.errors import StorageError
 from fulltilt.lab import operations
-from fulltilt.lab.coordinator import BUSY_S, Coordinator
+from fulltilt.lab.coordinator import BUSY_S, HAND_IN_TERMS, Coordinator
 from fulltilt.lab.executors import AwayError, Place, RefusedError
 from fulltilt.lab.lab import Heard
 from fulltilt.lab.records import Artefact, Node, Point
 from fulltilt.lab.runner.order import Order
 from fulltilt.lab.scheduling.ends import End
-from fulltilt.lab.scheduling.leases import Leases, Term
+from fulltilt.lab.scheduling.leases import STALE_S, Leases, Term
 from fulltilt.lab.scheduling.retries import MOST_LOST
 from fulltilt.lab.serving import open_lab
 from fulltilt.lab.settling import settle
@@ -286,19 +286,37 @@ def test_a_machine_that_loses_two_is_left_out_unless_there_is_no_other(bench):
     assert [node for *_, node in bench.engine.started[3:]] == ["a", "a"]
 
 
-def test_who_does_not_end_when_told_to_is_ended_by_the_engine(bench):
+def test_who_is_silent_and_does_not_end_when_told_to_is_ended_by_the_engine(bench):
     bench.add(1)
     bench.turn()
     operations.act(bench.lab, "cancel", "e1")
     bench.turn()
     assert bench.engine.ended == [], "its runner tells it first"
     bench.turn(GRACE_S + 1)
+    assert bench.engine.ended == [], "it was heard a short while ago"
+    bench.turn(STALE_S / 2)
+    bench.turn(STALE_S / 2)
     assert bench.engine.ended[-1] == ("e1", True)
     bench.engine.seen["e1"] = "gone"
     bench.turn()
     assert bench.state("e1") == "cancelled"
     bench.turn()
     assert bench.coordinator._asked_s == {}, "what is over is not remembered"
+
+
+def test_who_is_heard_hands_in_what_it_saved_though_that_takes_long(bench):
+    bench.add(1)
+    bench.turn()
+    operations.act(bench.lab, "pause", "e1")
+    newest, step_s = bench.lab.store.read_experiments(id="e1")[0].newest, 20.0
+    for _ in range(int(HAND_IN_TERMS * TTL_S / step_s)):
+        bench.turn(step_s)
+        bench.lab.leases.renew(newest)
+    assert bench.engine.ended == []
+    for _ in range(2):
+        bench.turn(step_s)
+        bench.lab.leases.renew(newest)
+    assert bench.engine.ended[-1] == ("e1", True), "not for ever"
 
 
 def test_a_new_server_goes_on_with_what_the_one_before_started(bench):
