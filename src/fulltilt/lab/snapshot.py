@@ -1,9 +1,11 @@
 """Pack the code of a project, and unpack it where an attempt runs it.
 
-What is edited after an experiment was queued has no effect on it. The archive holds text only: data stays where it is,
-and a node that sees the project's own folder gets links to what was left out, so that relative paths hold there.
+What is edited after an experiment was queued has no effect on it. The archive holds text only, and no large one: data
+stays where it is, and a node that sees the project's own folder gets links to what was left out, so that relative paths
+hold there.
 """
 
+import contextlib
 import io
 import os
 import shutil
@@ -79,7 +81,7 @@ def unpack_code(archive: Path, folder: Path, *, beside: Path) -> None:
                 if n_bytes > MOST_BYTES or n_files >= MOST_FILES:
                     raise UsageError(f"the code is larger than {MOST_BYTES >> 20} MiB or {MOST_FILES} files")
             tar.extractall(partial, filter="data")
-        _link_what_is_left_out(partial, beside)
+        link_what_is_left_out(partial, beside)
         partial.rename(folder)
     except tarfile.TarError as error:
         raise UsageError(f"the code that was sent cannot be unpacked ({error}); submit it again") from error
@@ -90,12 +92,21 @@ def unpack_code(archive: Path, folder: Path, *, beside: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _link_what_is_left_out(folder: Path, beside: Path) -> None:
+def link_what_is_left_out(folder: Path, beside: Path) -> None:
+    """Link what the archive of ``folder`` lacks of the folder it was packed from. May be repeated: data comes later."""
     for here, _, _ in os.walk(folder):
         there = beside / Path(here).relative_to(folder)
         for name in os.listdir(there) if there.is_dir() else ():
-            if not os.path.lexists(Path(here) / name) and Path(name).suffix not in SUFFIXES:
-                (Path(here) / name).symlink_to(there / name)
+            if not os.path.lexists(Path(here) / name) and not _is_code(there / name):
+                with contextlib.suppress(FileExistsError):  # another attempt was faster
+                    (Path(here) / name).symlink_to(there / name)
+
+
+def _is_code(path: Path) -> bool:
+    """Return whether a file would be code, and so was written after the archive; other text may be data."""
+    with contextlib.suppress(OSError):
+        return path.suffix == ".py" and path.stat().st_size <= MOST_FILE_BYTES
+    return True
 
 
 def _list_files(root: Path) -> Iterator[Path]:

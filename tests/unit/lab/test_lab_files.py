@@ -13,7 +13,7 @@ import pytest
 
 from fulltilt.errors import StorageError, UsageError
 from fulltilt.lab.depot import LINK_BYTES, Depot
-from fulltilt.lab.snapshot import find_root, pack_code, unpack_code
+from fulltilt.lab.snapshot import find_root, link_what_is_left_out, pack_code, unpack_code
 
 
 @pytest.fixture
@@ -189,3 +189,25 @@ def test_code_is_laid_out_beside_links_to_the_data_it_was_packed_from(project, t
     assert not (laid / "added.py").exists()
     unpack_code(archive, tmp_path / "elsewhere", beside=tmp_path / "not there")
     assert sorted(each.name for each in (tmp_path / "elsewhere").iterdir()) == ["configs", "model.py"]
+
+
+def test_large_and_ignored_text_and_later_data_are_linked_and_later_code_is_not(project, tmp_path, monkeypatch):
+    monkeypatch.setattr("fulltilt.lab.snapshot.MOST_FILE_BYTES", 50)
+    for name in ("corpus.txt", "table.py"):
+        (project / name).write_text("# many words\n" * 10)
+    for words in (["init", "-q"], ["config", "core.excludesFile", "/dev/null"]):
+        subprocess.run(["git", "-C", project, *words], check=True)
+    (project / ".gitignore").write_text("venv/\nruns/\nlabels.json\n")
+    (project / "labels.json").write_text("[1]")
+    archive, laid = tmp_path / "code.tar", tmp_path / "node" / "code"
+    archive.write_bytes(pack_code(project, project / "configs" / "grid.yaml"))
+    assert list_names(archive.read_bytes()) == ["configs/grid.yaml", "model.py"]
+    unpack_code(archive, laid, beside=project)
+    (project / "later.csv").write_text("1,2")
+    (project / "added.py").write_text("x = 'added later'\n")
+    for _ in range(2):
+        link_what_is_left_out(laid, project)
+    assert (laid / "later.csv").read_text() == "1,2"
+    for name in ("corpus.txt", "table.py", "labels.json"):
+        assert (laid / name).read_text() == (project / name).read_text()
+    assert not (laid / "added.py").exists()

@@ -401,6 +401,26 @@ def test_a_node_trains_the_code_that_was_submitted_and_not_its_own(bench, tmp_pa
     assert len(asked) > 1
 
 
+def test_data_that_is_put_in_place_after_a_failure_is_seen_by_the_next_attempt(bench, tmp_path):
+    project, states = tmp_path / "project", []
+    project.mkdir()
+    (project / "grid.yaml").write_text("lr: 1\n")
+    archive = pack_code(project, project / "grid.yaml")
+    code = Code(digest=hashlib.sha256(archive).hexdigest(), root=str(project), entry="grid.yaml")
+    bench.lab.depot.put_pieces([archive], code.digest)
+    point = Point(values={}, config=Config().to_values(), digest="d2")
+    bench.lab.store.add(project / "grid.yaml", [point], [], code=code)
+    script = "open('words.csv')\n" + RESULT.replace("METRICS", "'loss': 1.0")
+    for _ in range(2):
+        guard, _ = bench.start(id="e2", command=(sys.executable, "-S", "-c", script))
+        assert guard.wait(PATIENCE_S) == 0
+        states.append(bench.lab.store.read_experiments(id="e2")[0].state)
+        if states == ["failed"]:
+            (project / "words.csv").write_text("a word")
+            act(bench.lab, "retry", "e2")
+    assert states == ["failed", "succeeded"]
+
+
 class FullPipe:
     """A server to which a training prints faster than anybody can send."""
 

@@ -23,7 +23,7 @@ from fulltilt.lab.runner.order import MARK, Order
 from fulltilt.lab.runner.renewal import Renewal
 from fulltilt.lab.runner.shipping import CHECKPOINTS, Shipping, list_result_files, pack_result_folders
 from fulltilt.lab.scheduling.ends import End, judge_end, read_document
-from fulltilt.lab.snapshot import unpack_code
+from fulltilt.lab.snapshot import link_what_is_left_out, unpack_code
 
 TRAIN = (sys.executable, "-m", "fulltilt", "train")
 TURN_S = 0.1
@@ -160,11 +160,13 @@ class _Attempt:
         code = self._task["code"]
         if code is None:
             return Path(self._task["source"])
-        folder = self._root / "code" / code["digest"]
-        if not folder.exists():
+        folder, beside = self._root / "code" / code["digest"], Path(code["root"])
+        if folder.exists():
+            link_what_is_left_out(folder, beside)
+        else:
             archive = folder.with_suffix(f".{os.getpid()}.tar")
             self._fetch(code["digest"], archive)
-            unpack_code(archive, folder, beside=Path(code["root"]))
+            unpack_code(archive, folder, beside=beside)
             archive.unlink()
         return folder / code["entry"]
 
