@@ -17,11 +17,12 @@ from fulltilt.lab.serving import read_boot
 from fulltilt.records import VERSION
 from fulltilt.records.run_folder import hold_folder
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one: its terminal is closed
 SAID = "what runs here saves and goes to other machines; the same signal once more ends it at once"
 
 
 def run_work(args: argparse.Namespace) -> int:
-    """Work until SIGINT or SIGTERM; then what runs here saves, and nothing stays behind."""
+    """Work until SIGINT, SIGTERM or SIGHUP; then what runs here saves, and nothing stays behind."""
     require_ray()
     if args.gpus is not None and args.gpus < 1:
         raise UsageError(f"--gpus {args.gpus} leaves nothing to offer; give 1 or more")
@@ -31,7 +32,7 @@ def run_work(args: argparse.Namespace) -> int:
     else:
         slots = build_simulated_slots(args.gpus)
     authority = None if args.authority is None else Path(args.authority)
-    with hold_folder(folder), catch_signals((signal.SIGINT, signal.SIGTERM), is_patient=True, said=SAID) as stop:
+    with hold_folder(folder), catch_signals(STOP_SIGNALS, is_patient=True, said=SAID) as stop:
         url = args.url.rstrip("/")
         node = RayNode(url=url, name=args.name, boot=read_boot(), folder=folder, slots=slots, authority=authority)
         token = args.join_token or node.read_own_token() or os.environ.get("FULLTILT_LAB_TOKEN")

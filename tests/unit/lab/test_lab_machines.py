@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 import threading
 
@@ -17,7 +18,7 @@ from fulltilt.hardware import NvmlDevice
 from fulltilt.hardware.nvml import NvmlProcess
 from fulltilt.hardware.sampler import Sampler
 from fulltilt.lab.executors import AwayError
-from fulltilt.lab.executors.cluster import HEAD, RESOURCE, Head
+from fulltilt.lab.executors.cluster import HEAD, MARK, RESOURCE, Head
 from fulltilt.lab.executors.local import Slot
 from fulltilt.lab.executors.ray import LOOK_S, PLACES_S, RayExecutor
 from fulltilt.lab.executors.ray_node import RayNode, build_simulated_slots
@@ -169,6 +170,30 @@ def test_a_machine_says_which_of_its_devices_others_use(server, tmp_path):
     assert server.lab.machines["n2"].busy == {"cuda:0": "used by process 0, 1, 2"}
 
 
+def test_what_a_machine_that_was_killed_has_left_of_ray_ends_as_it_joins_again(server, tmp_path, monkeypatch):
+    started, folder = [], tmp_path / "n2"
+    folder.mkdir()
+
+    def start_ray(words, *, mark, **given):
+        started.append(subprocess.Popen(["sleep", "600"], env={MARK: mark}, start_new_session=True))
+        return started[-1]
+
+    monkeypatch.setattr("fulltilt.lab.executors.ray_node.start_ray", start_ray)
+    try:
+        for _ in range(2):  # the first one never leaves
+            slots = build_simulated_slots(1)
+            node = RayNode(url="http://server", name="n2", boot="first", folder=folder, slots=slots)
+            node._post = lambda path, token, said, **given: server("POST", path, token, json=said)
+            node.join(node.read_own_token() or OWNER)
+        first, second = started
+        assert first.wait(60) == -signal.SIGKILL
+        assert second.poll() is None
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 def test_a_machine_that_started_again_has_lost_its_attempts_and_nobody_elses(server):
     server.lab.store.add("/grid.yaml", build_points(2), [])
     own = server.join("n2").json()["token"]
@@ -256,8 +281,9 @@ def test_only_what_ray_has_seen_end_is_gone(ray):
     assert ray.look(ray.tell("FAILED")) == "gone", "it never began"
 
 
-def test_a_machine_of_ray_says_itself_what_is_busy(ray):
+def test_a_machine_of_ray_has_each_device_once_and_says_itself_what_is_busy(ray):
     ray.executor._read_s -= 2 * PLACES_S
+    ray.nodes *= 2  # it joined twice, and Ray has not missed the first one yet
     (place,) = ray.executor.read_places()
     assert (place.node, place.devices, place.says_itself) == ("n1", ["cuda:0", "cuda:1"], True)
 

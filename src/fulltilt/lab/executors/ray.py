@@ -176,7 +176,7 @@ class RayExecutor:
 
 def _read_places(nodes: Sequence[Mapping[str, Any]]) -> list[Place]:
     found: dict[str, list[str]] = {}
-    for name in sorted(name for node in nodes if node["state"] == "ALIVE" for name in node["resources_total"]):
+    for name in sorted({name for node in nodes if node["state"] == "ALIVE" for name in node["resources_total"]}):
         if name.startswith(RESOURCE):
             machine, _, device = name.removeprefix(RESOURCE).partition(":")
             found.setdefault(machine, []).append(device)

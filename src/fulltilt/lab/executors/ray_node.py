@@ -23,10 +23,11 @@ from fulltilt.lab.executors.local import Slot, build_cpu_slots, find_busy
 from fulltilt.lab.runner.link import read_error, trust
 from fulltilt.lab.runner.order import Machine
 from fulltilt.lab.versions import read_versions
-from fulltilt.records.run_folder import write_secret
+from fulltilt.records.run_folder import write_atomic, write_secret
 from fulltilt.report.readings import build_entry, list_lines
 
 TOKEN = "token"  # in the machine's folder: with it the machine comes back without being asked in again
+RAY = "ray-mark"  # in it too: what the processes of Ray carry that were started last
 TELEMETRY_S, TURN_S = 2.0, 0.5
 AGAIN_S = 5.0  # between tries to come back to a head that is away
 JOIN_S = 150.0  # the head may have to be started first
@@ -85,8 +86,6 @@ class RayNode:
         found = answer.json()
         self._token = found["token"]
         write_secret(self._folder / TOKEN, self._token)
-        if self._process is not None:
-            kill_marked(f"{MARK}={self._ray_mark}")  # attempts go on: they do not carry it
         self._start(found["address"], found["secret"])
 
     def turn(self) -> str | None:
@@ -126,16 +125,17 @@ class RayNode:
         self._nvml.close()
 
     def _start(self, address: str, secret: str) -> None:
-        self._ray_mark = secrets.token_hex(8)
+        note, mark = self._folder / RAY, secrets.token_hex(8)
+        with contextlib.suppress(FileNotFoundError):  # also of a process before this one, which was killed
+            kill_marked(f"{MARK}={note.read_text()}")  # attempts go on: they do not carry it
+        write_atomic(note, mark)
         resources = {f"{RESOURCE}{self.name}:{slot.name}": 1 for slot in self._slots}
         gpus = [slot for slot in self._slots if not slot.name.startswith("cpu")]
         words = [f"--address={address}", f"--num-gpus={len(gpus)}", f"--resources={json.dumps(resources)}"]
         visible = ",".join(filter(None, (slot.environ["CUDA_VISIBLE_DEVICES"] for slot in gpus)))
         environment = self._machine.to_environment() | ({"CUDA_VISIBLE_DEVICES": visible} if visible else {})
         environment["RAY_worker_maximum_startup_concurrency"] = str(len(self._slots))
-        self._process = start_ray(
-            words, folder=self._folder, token=secret, mark=self._ray_mark, environment=environment
-        )
+        self._process = start_ray(words, folder=self._folder, token=secret, mark=mark, environment=environment)
 
     def _find_guards(self) -> list[int]:
         """Find the guards of attempts here; a runner looks the same, and is the child of one."""
