@@ -112,6 +112,7 @@ def connect(folder: Path, *, address: Address | None = None) -> Iterator[Client]
         here = LocalExecutor("cpu", logs=lab.folder / RUNNER_LOGS)
         coordinator = Coordinator(lab, [here], Order)
         coordinator.is_draining = True  # nothing starts without a server
+        coordinator.knows_depot = False  # only a server is told where it is
         coordinator.turn()  # what ran under a server that is gone is settled first
         token = "of this process"
         app = build_app(lab, token=token)

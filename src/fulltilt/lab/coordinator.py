@@ -21,7 +21,7 @@ from fulltilt.lab.scheduling.ends import End
 from fulltilt.lab.scheduling.order import Room, Start, plan_starts
 from fulltilt.lab.scheduling.retries import is_barred
 from fulltilt.lab.server_log import tell
-from fulltilt.lab.settling import finalize, settle
+from fulltilt.lab.settling import NO_ROOM, finalize, settle
 from fulltilt.lab.states import LIVE, OWNED
 from fulltilt.lab.store import StaleAttemptError, compute_digest
 
@@ -59,8 +59,10 @@ class Coordinator:
         self._asked_s: dict[Attempt, float] = {}  # when what shall end was told to
         self._busy_s: dict[tuple[str, str], float] = {}  # since when others use a device; once it is told, for ever
         self._unbegun: set[Attempt] = set()  # what waits in an engine's own queue
+        self._unplaced: set[Attempt] = set()  # results whose files could not be put in place, which was told
         self._is_over = threading.Event()
         self.is_draining = False  # starts nothing any more
+        self.knows_depot = True  # else a result's files would look lost
         self._told = lab.store.read_last_event()
         self._inherited = {each.newest for each in lab.store.read_experiments(states=LIVE)}
 
@@ -94,8 +96,8 @@ class Coordinator:
         self._settle_gone(live)
         self._end_wished(live)
         for experiment in under_way:
-            if experiment.state == "finalizing":
-                finalize(self._lab, experiment.newest)
+            if experiment.state == "finalizing" and self.knows_depot:
+                self._finalize(experiment)
         if not self.is_draining and self._lab.store.has_room():
             self._wake([experiment for experiment in under_way if experiment.state == "backoff"])
             self._start(live)
@@ -151,6 +153,19 @@ class Coordinator:
     def _settle(self, experiment: Experiment, end: End) -> None:
         with contextlib.suppress(StaleAttemptError):  # its runner was faster
             settle(self._lab, experiment.newest, end)
+
+    def _finalize(self, experiment: Experiment) -> None:
+        """Put its files in place. Where a disk does not answer that is tried again, and the others go on."""
+        try:
+            finalize(self._lab, experiment.newest)
+        except StorageError as error:
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno in NO_ROOM:
+                raise  # the queue waits until there is room
+            if experiment.newest not in self._unplaced:
+                self._unplaced.add(experiment.newest)
+                told = tell("unplaced", experiment=experiment.id, attempt=experiment.attempt)
+                said = "%s has succeeded, and its files cannot be put in place yet: %s"
+                logger.warning(said, experiment.id, error, extra=told)
 
     def _end_wished(self, live: Sequence[Experiment]) -> None:
         """Tell the engine too what the next renewal tells the runner, and end by force what takes too long."""

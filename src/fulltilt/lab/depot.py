@@ -131,6 +131,8 @@ class Depot:
             return self._system.open(place, "rb")
         except FileNotFoundError:
             raise StorageError(f"{self.uri} holds no file {digest}") from None
+        except OSError as error:
+            raise StorageError(f"{place} cannot be read ({error.strerror or error}); see that it can be") from error
 
     def measure(self, digest: str) -> int:
         """Return the size of a stored file in bytes."""

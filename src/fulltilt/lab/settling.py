@@ -33,15 +33,19 @@ def settle(lab: Lab, attempt: Attempt, end: End) -> str:
 
 
 def finalize(lab: Lab, attempt: Attempt) -> str:
-    """Put the files of an accepted result in place, and return the state. May be repeated."""
+    """Put the files of an accepted result in place, and return the state. May be repeated.
+
+    Raises:
+        StorageError: they cannot be read or written now. What is missing for certain, or damaged, is spoilt instead.
+    """
     folder = find_out_dir(lab.folder, attempt.experiment)
     try:
         for artefact in _list_files(lab, attempt):
             lab.depot.link(artefact.digest, folder / artefact.name)
         arrow, reason = "commit", None
     except StorageError as error:
-        if getattr(error.__cause__, "errno", None) in NO_ROOM or not lab.store.has_room():
-            raise  # the queue waits until there is room
+        if isinstance(error.__cause__, OSError) or not lab.store.has_room():
+            raise
         arrow, reason = "spoil", str(error)
     with contextlib.suppress(StaleAttemptError):  # another thread of the server was faster
         lab.store.advance(arrow, attempt, reason=reason)

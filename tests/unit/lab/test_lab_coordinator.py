@@ -376,6 +376,33 @@ def test_a_result_whose_files_find_no_room_waits_for_it(bench, monkeypatch):
     assert bench.state("e1") == "succeeded"
 
 
+def test_a_result_whose_files_cannot_be_read_now_waits_alone_and_one_that_is_missing_is_spoilt(
+    bench, monkeypatch, caplog
+):
+    bench.add(3)
+    bench.turn()
+    for each in bench.lab.store.read_experiments()[:2]:
+        file = Artefact(name="weights.pt", digest=each.id[1] * 64, n_bytes=1)
+        bench.lab.store.add_artefacts(each.newest, [file])
+
+    def open_beneath(folder, *parts):
+        if parts[-1] == "1" * 64:
+            raise OSError(errno.EMFILE, "Too many open files")
+        raise FileNotFoundError
+
+    monkeypatch.setattr("fulltilt.lab.depot.open_beneath", open_beneath)
+    with pytest.raises(StorageError, match="cannot be read"):
+        bench.end("e1", "succeeded")  # its runner asks again
+    bench.end("e2", "succeeded")
+    for _ in range(2):
+        bench.turn()
+    assert [bench.state(id) for id in ("e1", "e2", "e3")] == ["finalizing", "failed", "leased"]
+    assert ["cannot be put in place yet" in message for message in caplog.messages] == [True]
+    monkeypatch.setattr(bench.lab.depot, "link", lambda digest, target: None)
+    bench.turn()
+    assert bench.state("e1") == "succeeded"
+
+
 def test_while_the_disk_is_full_nothing_starts_and_what_ends_is_settled(bench, monkeypatch):
     bench.add(2)
     bench.engine.places = {"a": 1}
