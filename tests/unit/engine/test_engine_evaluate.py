@@ -1,5 +1,6 @@
 """Evaluation: exact means over every sample, and no trace of it in the training that follows."""
 
+import functools
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from training_cases import Points, add_noise, build_config, build_cpu_run, build
 from fulltilt.engine.loop.evaluate import build_validation_loader, evaluate
 from fulltilt.errors import DataError, UsageError
 from fulltilt.records import EpochDone, StepsDone
+from fulltilt.records.words import WordTable
 
 
 @pytest.fixture
@@ -96,6 +98,41 @@ def test_an_empty_validation_set_is_an_error(make_run, dataset):
     run = make_run(validation=dataset)
     with pytest.raises(DataError):
         evaluate(run, build_validation_loader(run))
+
+
+class Named(Points):
+    def __init__(self, *classes, words=(), **options):
+        super().__init__(**options)
+        if classes:
+            self.classes = classes
+        if words:
+            self.word_table = WordTable(words=words, tokenizer="words", max_length=len(self))
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "said"),
+    [
+        (
+            (("hen", "fox"), ()),
+            (("fox",), ()),
+            "classes .* number 0 is 'hen' in training and 'fox' in validation; .* train/",
+        ),
+        (((), ("<unk>", "a")), ((), ("<unk>",)), "words .* number 1 is 'a' in training and None in .* --val FILE"),
+    ],
+)
+def test_a_validation_set_with_other_numbers_for_words_or_classes_is_refused(make_run, train, val, said):
+    """Its figures meant nothing, and nobody knew."""
+
+    def make(train, val, **changes):
+        sets = [functools.partial(Named, *classes, words=words) for classes, words in (train, val)]
+        return make_run(dataset=sets[0], validation=functools.partial(sets[1], n_samples=31), **changes)
+
+    with pytest.raises(DataError, match=said):
+        build_validation_loader(make(train, val))
+    for other in (train, ((), ())):
+        assert build_validation_loader(make(train, other)) is not None
+    if train[0]:
+        assert build_validation_loader(make(train, val, prepare=add_noise)) is not None, "the targets may be others"
 
 
 def test_figures_that_follow_from_means_and_those_assessed_by_the_workload_join_them(make_run):

@@ -31,7 +31,7 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
     Its workers end after each pass: between two of them the cores and the memory belong to training.
 
     Raises:
-        DataError: the validation set is empty.
+        DataError: the validation set is empty, or numbers words or classes otherwise than the training set.
     """
     if run.workload.validation is None:
         return None
@@ -39,6 +39,7 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
     refuse_loader(dataset, f"validation set of {name}")
     if count_dataset(dataset) == 0:
         raise DataError(f"the validation set of {name} holds 0 samples; give it some, or leave it out")
+    _check_numbers(run, dataset)
     options = {name: value for name, value in run.setup.loader_options.items() if name != "batch_size"}
     options |= {"persistent_workers": False} if options.get("num_workers") else {}
     return build_loader(
@@ -54,6 +55,26 @@ def build_validation_loader(run: Run, *, batch_size: int | None = None) -> DataL
         share=run.world.share,
         skip_limit=parse_on_bad_sample(run.config.data.on_bad_sample),
     )
+
+
+def _check_numbers(run: Run, dataset: Any) -> None:
+    """Refuse words or classes with other numbers than in training: every figure would be of something else."""
+    sets = run.dataset, dataset
+    words = [getattr(getattr(each, "word_table", None), "words", None) for each in sets]
+    classes = [getattr(each, "classes", None) for each in sets]
+    if run.workload.prepare is not None or run.workload.compares_samples:
+        classes = [None, None]  # the targets may be others, or only be compared with each other
+    in_words = "leave it out, or prepare a folder of both: fulltilt data prepare-text FILE FOLDER --val FILE"
+    in_classes = "give one folder with train/ and val/, or the same classes in both"
+    for what, (train, val), remedy in ("words", words, in_words), ("classes", classes, in_classes):
+        if not isinstance(train, list | tuple) or not isinstance(val, list | tuple) or list(train) == list(val):
+            continue
+        pairs = enumerate(itertools.zip_longest(train, val))
+        number, mine, other = next((number, a, b) for number, (a, b) in pairs if a != b)
+        raise DataError(
+            f"the validation set of {run.workload.name} numbers its {what} otherwise than the training set: number "
+            f"{number} is {mine!r} in training and {other!r} in validation; {remedy}"
+        )
 
 
 def evaluate(
