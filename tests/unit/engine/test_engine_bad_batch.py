@@ -92,6 +92,18 @@ def test_a_sample_of_a_stream_is_named_by_its_place_in_the_batch(tmp_path):
     assert load(tmp_path)["indices"] is None
 
 
+def test_the_batch_of_a_stream_that_draws_is_the_one_that_was_bad(tmp_path):
+    """Another one was stored, as the stream drew anew."""
+
+    class Shuffled(PointStream):
+        def __iter__(self):
+            points = Poisoned()
+            return (points[i] for i in torch.randperm(N_SAMPLES).tolist())
+
+    with pytest.raises(NonFiniteLossError, match="holds NaN or infinity in sample"):
+        run_train(tmp_path, build_config(**CONSTANT), workload=build_workload(dataset=Shuffled, prepare=None))
+
+
 def test_a_batch_that_cannot_be_read_again_leaves_the_message_about_the_loss(tmp_path):
     class Once(Poisoned):
         n_read = 0

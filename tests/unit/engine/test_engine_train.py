@@ -63,6 +63,7 @@ RESUME_CASES = {
     "in the middle of an epoch": {},
     "at the ends of epochs": {"run__epochs": 3},
     "of a stream": CONSTANT,
+    "of a stream in its second epoch": CONSTANT,
     "between two log lines": {"run__log_every_n_steps": 4},
     "with accumulation": {"data__batch_size": 8, "speed__accumulate": 3, "run__epochs": 3},
     "with workers": {"data__num_workers": 2},
@@ -78,14 +79,27 @@ RESUME_CASES = {
 }
 
 
+class ShuffledStream(PointStream):
+    """Draws its order as it begins, and noise at each sample."""
+
+    def __iter__(self):
+        points = Points()
+        return (points[i] for i in torch.randperm(N_SAMPLES).tolist())
+
+
+STREAMS = {"of a stream": PointStream, "of a stream in its second epoch": ShuffledStream}
+
+
 @pytest.mark.parametrize("case", RESUME_CASES)
 def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(tmp_path, case):
     config = build_config(**RESUME_CASES[case])
     optimizer = {"optimizer": OPTIMIZERS["muon"]} if "muon" in case else {}
-    workload = build_workload(dataset=PointStream if case == "of a stream" else Points, **optimizer)
+    workload = build_workload(dataset=STREAMS.get(case, Points), **optimizer)
     whole, expected = run_train(tmp_path / "whole", config, workload=workload)
     recorder = Recorder()
-    for n_before, last_step in enumerate((6, 12) if "ends" in case else (3, 5)):  # the second process stops as well
+    for n_before, last_step in enumerate(
+        (6, 12) if "ends" in case else (8, 9) if "second" in case else (3, 5)
+    ):  # the second process stops as well
         options = {"max_steps": last_step, "resume": n_before > 0}
         run_train(tmp_path / "parts", config, recorder, workload=workload, **options)
     torch.manual_seed(999)
@@ -96,6 +110,25 @@ def test_a_resumed_run_is_bit_equal_to_one_that_never_stopped(tmp_path, case):
     assert_equal_weights(mine["model"], theirs["model"])
     if "average" in case:
         torch.testing.assert_close(mine["average"], theirs["average"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("stream", [PointStream, ShuffledStream])
+def test_a_stream_goes_on_bit_for_bit_from_the_end_of_an_epoch(tmp_path, stream):
+    config, workload, recorder = build_config(**CONSTANT), build_workload(dataset=stream), Recorder()
+    _, expected = run_train(tmp_path / "whole", config, workload=workload)
+    run_train(tmp_path / "parts", config, recorder, workload=workload, epochs=1)
+    torch.manual_seed(999)
+    run_train(tmp_path / "parts", config, recorder, workload=workload, resume=True)
+    assert recorder.list_figures() == expected.list_figures()
+
+
+def test_a_checkpoint_without_the_generators_of_the_epochs_beginning_still_loads(tmp_path):
+    config, workload = build_config(**CONSTANT), build_workload(dataset=PointStream)
+    run_train(tmp_path, config, workload=workload, max_steps=8)
+    state = read_state(tmp_path)
+    assert state["rng"].pop("epoch")
+    torch.save(state, tmp_path / "checkpoint.pt")
+    assert run_train(tmp_path, config, workload=workload, resume=True)[0].reason == "finished"
 
 
 def test_a_streamed_dataset_needs_a_length_for_a_schedule(tmp_path):

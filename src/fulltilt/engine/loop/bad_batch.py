@@ -1,8 +1,8 @@
 """Stores the batch whose loss was not finite, for whoever looks into it.
 
 The loss is read an interval late, when its batch is long gone. Its samples are known by their place in the epoch, so
-the loader is asked for them again: what data workers draw at random comes out the same, what a dataset draws from the
-global generators of the training process does not.
+the loader is asked for them again: what data workers draw at random comes out the same, and what a stream draws as it
+begins. What a dataset draws later from the global generators of the training process does not.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from fulltilt.engine.announce import read_first_line
 from fulltilt.engine.checkpoints.background import HostCopies
 from fulltilt.engine.checkpoints.checkpoint import make_plain
 from fulltilt.engine.loop.session import Session, skip_to
+from fulltilt.engine.step.rng import restore_rng
 from fulltilt.errors import FulltiltError
 from fulltilt.measure.nested import count_samples, list_tensors
 from fulltilt.records.run_folder import open_atomic
@@ -79,6 +80,8 @@ def _save_batch(s: Session, step: int, loss: float, is_kept: bool) -> tuple[str,
     try:
         if s.loader_state is not None:
             run.loader_generator.set_state(s.loader_state)
+        if s.epoch_rng is not None:
+            restore_rng(s.epoch_rng, {})
         rest = skip_to(run, s.progress.epoch, first_sample, first_sample // run.batch_size)
         batches = list(itertools.islice(rest, run.setup.accumulate))
         n_samples, sampler, indices = sum(map(count_samples, batches)), run.loader.sampler, None

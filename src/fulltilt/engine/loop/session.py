@@ -90,6 +90,7 @@ class Session:
     evaluations: list[Evaluated] = dataclasses.field(default_factory=list)
     pending: OpenInterval | None = None
     loader_state: torch.Tensor | None = None  # of run.loader_generator when the epoch began
+    epoch_rng: Mapping[str, Any] | None = None  # the global generators as the epoch began; of a stream only
     restored_rng: Mapping[str, Any] | None = None  # until the epoch goes on
     saved_position: Position | None = None  # of the newest checkpoint
     writing_position: Position | None = None  # of the one that is being written
@@ -115,11 +116,16 @@ class Session:
     def start_epoch(self) -> Iterator[Any]:
         """Return the batches from where the epoch was left, with the random generators as they were there."""
         self.loader_state = self.run.loader_generator.get_state()
-        at = self.progress
+        at, restored, generators = self.progress, self.restored_rng, {"prepare": self.run.generator}
+        is_stream = isinstance(self.run.dataset, IterableDataset)
+        if is_stream:  # without workers it draws from the global generators, some as it begins
+            if restored is not None:
+                restore_rng(restored.get("epoch") or restored, generators)
+            self.epoch_rng = capture_rng({})
         batches = skip_to(self.run, at.epoch, at.samples_in_epoch, at.micro_in_epoch)
-        if self.restored_rng is not None:
-            restore_rng(self.restored_rng, {"prepare": self.run.generator})
-            self.restored_rng = None
+        if restored is not None and (at.micro_in_epoch or not is_stream):
+            restore_rng(restored, generators)
+        self.restored_rng = None
         return batches
 
     def capture(self) -> dict[str, Any]:
@@ -128,7 +134,9 @@ class Session:
         Every rank has to call it; what the first one gets is complete, and the same for any number of ranks.
         """
         run, setup, world = self.run, self.run.setup, self.run.world
-        rng, *rng_of_ranks = world.collect(capture_rng({"prepare": run.generator}))
+        own_rng = capture_rng({"prepare": run.generator})
+        own_rng["epoch"] = self.epoch_rng if self.progress.step_in_epoch else None
+        rng, *rng_of_ranks = world.collect(own_rng)
         state = {
             "attempt": self.announce.attempt,
             "config_digest": run.config.digest,
