@@ -15,9 +15,12 @@ def check_split(split: str) -> None:
 
 
 def split_stratified(targets: np.ndarray, split: str, *, val_fraction: float, seed: int, what: str) -> np.ndarray:
-    """Draw the rows of one split in rising order, with the same share (within one row) of every class."""
+    """Draw the rows of one split in rising order, with the same share (within one row) of every class.
+
+    A ``val_fraction`` of 0 gives all rows to training, 1 all to validation.
+    """
     check_split(split)
-    if not 0 < val_fraction < 1:
+    if not 0 <= val_fraction <= 1:
         raise DataError(f"val_fraction {val_fraction} is not between 0 and 1")
     n_rows = len(targets)
     shuffled = np.random.default_rng(seed).permutation(n_rows)
@@ -26,7 +29,10 @@ def split_stratified(targets: np.ndarray, split: str, *, val_fraction: float, se
     is_val = quota[1:] > quota[:-1]
     rows = np.sort(by_class[is_val if split == "val" else ~is_val])
     if not len(rows):
-        raise DataError(f"{what} has {n_rows} samples: val_fraction {val_fraction} leaves none for {split}; change it")
+        raise DataError(
+            f"{what} has {n_rows} samples: val_fraction {val_fraction} leaves none for {split}; change it: 0 "
+            "gives all to train, 1 to val"
+        )
     return rows
 
 

@@ -49,7 +49,8 @@ def image_folder(
 ) -> "ImageFolder":
     """Build a dataset of ``path/train/<class>`` or ``path/val/<class>`` (or valid, validation, test); it decodes later.
 
-    Without those folders, ``path/<class>`` is split: ``val_fraction`` of every class, drawn with ``seed``.
+    Without those folders, ``path/<class>`` is split: ``val_fraction`` of every class, drawn with ``seed``; 0 gives all
+    images to training, 1 to validation.
 
     Args:
         transform: Images that differ in size need one that resizes.

@@ -40,7 +40,7 @@ def sensor_hdf5(
         transform: A callable on one event's inputs (2, S); the image transforms do not apply.
         path: The file; ``fulltilt data make`` makes one.
         scale: Bring charge, time, labels and geometry to the order of 1; False leaves the file's units.
-        val_fraction: Share of events for validation, drawn with ``seed``; 0 gives all events to training.
+        val_fraction: Share of events for validation, drawn with ``seed``; 0 gives all to training, 1 to validation.
 
     Raises:
         DataError: The file or a dataset of it cannot be used; says what is there.

@@ -35,7 +35,7 @@ def hdf5(
         transform: For inputs of shape (C, H, W).
         inputs: Name of the dataset of inputs; ``group/name`` works. Floats become float32; uint8 is taken for pixels.
         targets: Name of the dataset of targets. Floats become float32, whole numbers int64.
-        val_fraction: Share of rows for validation, drawn with ``seed``; 0 gives all rows to training.
+        val_fraction: Share of rows for validation, drawn with ``seed``; 0 gives all rows to training, 1 to validation.
 
     Raises:
         DataError: The file or a dataset of it cannot be used; says what is there.
@@ -135,7 +135,7 @@ def require_path(path: str | None, base_dir: str | None) -> Path:
 def pick_rows(path: Path, names: list[str], split: str, *, val_fraction: float, seed: int) -> np.ndarray:
     """Check that the file holds the datasets ``names``, and return the row numbers of one split."""
     n_rows = find_layouts(path, names)[0].n_rows
-    if val_fraction == 0 and split == "train":
+    if val_fraction == {"train": 0, "val": 1}.get(split):
         return np.arange(n_rows)
     one_class = np.zeros(n_rows, dtype=np.int64)
     return split_stratified(one_class, split, val_fraction=val_fraction, seed=seed, what=str(path))

@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from fulltilt.config import Config, build_component, check_component, parse_call, parse_pipeline
+from fulltilt.config import ComponentCall, Config, build_component, check_component, parse_call, parse_pipeline
 from fulltilt.config.binding import find_target
 from fulltilt.config.reading import raise_problems
 from fulltilt.data import DATASETS, TRANSFORMS, build_pipeline
+from fulltilt.data.paths import resolve_path
 from fulltilt.data.transforms.mixing import MIXES
 from fulltilt.engine.build.optimizers import OPTIMIZERS
 from fulltilt.engine.build.views import plan_view_data
@@ -199,10 +201,12 @@ def _plan_datasets(config: Config) -> tuple[Callable[[], Dataset], Callable[[], 
     def plan(text: str, split: str, where: str) -> Callable[[], Dataset]:
         return functools.cache(functools.partial(_build_dataset, config, text, split, where))
 
-    train = plan(text, "train", "data.dataset")
+    train, call = plan(text, "train", "data.dataset"), parse_call(text)
     if config.data.val_dataset is not None:
         return train, plan(config.data.val_dataset, "val", "data.val_dataset")
     if "split" not in _read_parameters(_find_dataset(config, text, "data.dataset")):
+        return train, None
+    if call.kwargs.get("val_fraction") == 0 and _is_split_by_share(config, call):
         return train, None
     return train, plan(text, "val", "data.dataset")
 
@@ -213,6 +217,8 @@ def _build_dataset(config: Config, text: str, split: str, where: str) -> Dataset
     given: dict[str, Any] = {"split": split}
     if config.data.path is not None:
         given["path"] = config.data.path
+    if where == "data.val_dataset" and _is_own_file(config):
+        given["val_fraction"] = 1.0
     with _say_where(config, where):
         if transform is not None:
             if "transform" not in _read_parameters(_find_dataset(config, text, where)):
@@ -225,6 +231,43 @@ def _build_dataset(config: Config, text: str, split: str, where: str) -> Dataset
         if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
             raise ConfigError(f"{name} returned {type(dataset).__name__}, expected a Dataset", key=where)
         return dataset
+
+
+def describe_files(config: Config) -> str:
+    """Say where a share of the training file is neither trained on nor evaluated; empty where none is."""
+    text = config.data.dataset
+    if text is None or not _is_own_file(config):
+        return ""
+    call = parse_call(text)
+    if call.kwargs.keys() & {"split", "val_fraction"} or not _is_split_by_share(config, call):
+        return ""
+    return f"data.val_dataset is another file, and {text} leaves a share of its own out: add val_fraction=0"
+
+
+def _is_own_file(config: Config) -> bool:
+    """Tell whether ``val_dataset`` names another file than ``dataset``, and no part of it: all is for validation."""
+    if config.data.dataset is None or config.data.val_dataset is None:
+        return False
+    train, val = parse_call(config.data.dataset), parse_call(config.data.val_dataset)
+    if val.kwargs.keys() & {"split", "val_fraction"} or "val_fraction" not in _read_parameters(DATASETS.get(val.name)):
+        return False
+    files = [_find_file(config, call) for call in (train, val)]
+    return None not in files and files[0] != files[1]
+
+
+def _is_split_by_share(config: Config, call: ComponentCall) -> bool:
+    """Tell whether ``val_fraction`` decides what is trained on: not where a folder of images has train/ and val/."""
+    file = _find_file(config, call)
+    has_share = "val_fraction" in _read_parameters(DATASETS.get(call.name))
+    return has_share and file is not None and not (file / "train").is_dir()
+
+
+def _find_file(config: Config, call: ComponentCall) -> Path | None:
+    """Find what a dataset of ``DATASETS`` reads; None where its call does not name it."""
+    path = call.kwargs.get("path") or config.data.path or call.kwargs.get("root")
+    if path is None or call.args or call.name not in DATASETS:
+        return None
+    return resolve_path(path, config.base_dir).resolve()
 
 
 def _find_datasets(config: Config) -> dict[str, Callable[..., Dataset]]:

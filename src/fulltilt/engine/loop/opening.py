@@ -15,7 +15,7 @@ import torch
 from fulltilt.config import Config, plan_of
 from fulltilt.data import GuardedLoader
 from fulltilt.engine.announce import Announcer, describe_resume, is_out_of_memory, read_first_line
-from fulltilt.engine.build.assemble import build_workload
+from fulltilt.engine.build.assemble import build_workload, describe_files
 from fulltilt.engine.build.builder import build_run
 from fulltilt.engine.build.run import Run
 from fulltilt.engine.checkpoints import checkpoint
@@ -196,7 +196,8 @@ def _tell_long_wait(announce: Announcer, split: str, seconds: float, pids: Seque
 
 
 def _describe_start(s: Session, loaded: checkpoint.LoadedCheckpoint | None, resume: bool) -> Iterator[str]:
-    """Say where the first attempt of a run starts."""
+    """Say where the first attempt of a run starts, and which data it leaves out."""
+    yield describe_files(s.run.config)
     if s.sizes is not None:
         cut = f"batch_size {s.sizes.batch_size} × accumulate {s.sizes.accumulate}"
         yield f"going on with {cut}: memory ran out earlier"
