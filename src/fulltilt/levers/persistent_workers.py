@@ -1,8 +1,15 @@
 """persistent_workers: data workers live on from one epoch to the next."""
 
-from fulltilt.levers._spec import Lever, set_loader_option
+from fulltilt.levers._spec import Facts, Lever, PlanValues, set_loader_option
 
-_NO_WORKERS = "there are no data workers to keep; set num_workers to 1 or more"
+
+def _find_obstacle(value: bool, plan: PlanValues, facts: Facts) -> str | None:
+    if not plan.get("num_workers"):
+        return "there are no data workers to keep; set num_workers to 1 or more"
+    if facts.is_iterable:
+        return "a stream in a worker that lives on does not learn of the next epoch (set_epoch); use false"
+    return None
+
 
 LEVER = Lever(
     name="persistent_workers",
@@ -16,7 +23,7 @@ LEVER = Lever(
     stage="loader",
     restart=True,
     candidates=lambda facts: (False, True),
-    obstacle=lambda value, plan, facts: None if plan.get("num_workers") else _NO_WORKERS,
+    obstacle=_find_obstacle,
     apply=set_loader_option("persistent_workers"),
     observe=lambda setup: setup.loader.persistent_workers,
 )

@@ -64,6 +64,11 @@ RESUME_CASES = {
     "at the ends of epochs": {"run__epochs": 3},
     "of a stream": CONSTANT,
     "of a stream in its second epoch": CONSTANT,
+    "of a stream in a worker, in its second epoch": {
+        **CONSTANT,
+        "data__num_workers": 1,
+        "data__persistent_workers": True,
+    },
     "between two log lines": {"run__log_every_n_steps": 4},
     "with accumulation": {"data__batch_size": 8, "speed__accumulate": 3, "run__epochs": 3},
     "with workers": {"data__num_workers": 2},
@@ -87,7 +92,22 @@ class ShuffledStream(PointStream):
         return (points[i] for i in torch.randperm(N_SAMPLES).tolist())
 
 
-STREAMS = {"of a stream": PointStream, "of a stream in its second epoch": ShuffledStream}
+class EpochStream(PointStream):
+    """Its order follows the epoch that it is told."""
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        points, generator = Points(), torch.Generator().manual_seed(self.epoch)
+        return (points[i] for i in torch.randperm(N_SAMPLES, generator=generator).tolist())
+
+
+STREAMS = {
+    "of a stream": PointStream,
+    "of a stream in its second epoch": ShuffledStream,
+    "of a stream in a worker, in its second epoch": EpochStream,
+}
 
 
 @pytest.mark.parametrize("case", RESUME_CASES)

@@ -22,6 +22,7 @@ AMPERE = Facts(device_type="cuda", compute_capability=(8, 6), n_cores_usable=8)
         ({"batch_size": 100, "accumulate": 4}, replace(CPU, n_samples=360), "use accumulate 3 or less"),
         ({"pin_memory": True}, CPU, "no accelerator"),
         ({"persistent_workers": True}, CPU, "set num_workers to 1"),
+        ({"num_workers": 1, "persistent_workers": True}, replace(CPU, is_iterable=True), "use false"),
         ({"prefetch_factor": 4}, CPU, "set num_workers to 1"),
         ({"worker_threads": 2}, CPU, "no data workers"),
         ({"num_workers": 2}, replace(CPU, is_iterable=True), "once per worker"),
