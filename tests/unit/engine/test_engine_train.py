@@ -152,8 +152,12 @@ def test_a_checkpoint_without_the_generators_of_the_epochs_beginning_still_loads
 
 
 def test_a_streamed_dataset_needs_a_length_for_a_schedule(tmp_path):
-    with pytest.raises(errors.ConfigError, match="max_steps"):
+    remedy = (
+        r"use schedule constant without warm-up, or in Python train\(…, max_steps=N\) of fulltilt\.engine\.loop\.train"
+    )
+    with pytest.raises(errors.ConfigError, match=remedy):
         run_train(tmp_path, workload=build_workload(dataset=PointStream))
+    assert run_train(tmp_path, workload=build_workload(dataset=PointStream), max_steps=3)[0].step == 3
 
 
 class OnceOnly(PointStream):

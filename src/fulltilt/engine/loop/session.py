@@ -287,7 +287,8 @@ def plan_schedule(run: Run, limits: Limits, notes: list[str] | None = None) -> S
         if optim.schedule != "constant" or optim.warmup:
             raise ConfigError(
                 f"schedule {optim.schedule} with warm-up {optim.warmup} needs the length of the run, and streaming "
-                "data has none; give max_steps, or schedule constant without warm-up",
+                "data has none; use schedule constant without warm-up, or in Python train(…, max_steps=N) of "
+                "fulltilt.engine.loop.train",
                 key="optim.schedule",
             )
         total = 1
