@@ -33,9 +33,10 @@ def describe_verdict(document: Document) -> str:
         fast = say_speedup(pick["gain"], "as fast as your settings")
         return f"{where}{fast}, proven; {_say_learning(document, pick)}."
     other = document["picks"].get("unproven") or pick
-    if learns_worse(document) and other["gain"]["verdict"] == "faster":
+    is_faster = (other.get("gain") or {}).get("verdict") == "faster"
+    if learns_worse(document) and is_faster:
         return f"Keep your settings: the fastest plan is {say_speedup(other['gain'], 'as fast')}, but learned worse."
-    if savings and (other["gain"] or {}).get("verdict") == "faster":
+    if savings and is_faster:
         fast = say_speedup(other["gain"], "as fast")
         return f"Keep your settings for now: another plan is {fast}, but which of its changes it needs is open."
     if not savings:
@@ -69,6 +70,8 @@ def learns_worse(document: Document) -> bool:
 
 def _describe_unknown(document: Document, pick: Mapping[str, Any]) -> str:
     """Say what there is where nothing was compared with the user's own settings."""
+    if learns_worse(document):
+        return "Keep your settings, no gain is proven: the best other plan learned worse."
     baseline, own = document.get("baseline"), document.get("user_plan")
     failed = [row for row in document.get("repeats") or () if row["plan"] == own and row["status"] != "ok"]
     ends = {"out_of_memory": "ran out of memory", "timeout": "did not end in time"}

@@ -109,6 +109,10 @@ def with_one_group():
             "No result yet, keep your settings: the search ended before another plan was compared with them.",
         ),
         (with_one_group(), "no gain is proven: the search ended after too few turns to tell."),
+        (
+            without_turns() | {"verification": WORSE},
+            "Keep your settings, no gain is proven: the best other plan learned worse.",
+        ),
     ],
 )
 def test_the_sentence_says_what_to_do_and_the_interval_that_was_compared(document, said):
@@ -126,6 +130,7 @@ SCREENS = {
     "no turns": without_turns(),
     "few turns": with_one_group(),
     "checked": build_document(FASTER, verification=WORSE),
+    "checked without turns": without_turns() | {"verification": WORSE},
     "everything": build_document(
         compare(412.3, 380.4, 450.6),
         plan=LONG_PLAN,
