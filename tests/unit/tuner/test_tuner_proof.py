@@ -321,6 +321,19 @@ def test_a_part_that_fails_as_a_whole_is_not_asked_for_again():
     assert proof.best != part
 
 
+def test_a_part_that_failed_in_turns_is_not_left_as_the_best_though_it_would_run_whole():
+    """It was run as a whole and came out ahead; its row, a failed one, was looked up among those that ran: KeyError."""
+    part, n_met = change(num_workers=2), itertools.count(1)
+    rate = multiply(num_workers=1.2)
+
+    def fail_once(plan):
+        return FAILED if plan == part and next(n_met) == 3 else rate(plan)
+
+    _, proof, picks, target = search([change(num_workers=2, retain_freed_memory=True)], rate, in_turns=fail_once)
+    assert part not in target.asked
+    assert proof.best == picks.recommended.trial.plan != part
+
+
 def test_what_all_fast_plans_share_meets_the_users_own_from_the_first_group_that_counts():
     """Two changes won both of their groups by 20 % through luck; the part with them was not proven in the end."""
     whole, less = change(threads=2, channels_last=True, num_workers=2), change(threads=2, channels_last=True)

@@ -360,6 +360,7 @@ class Proof:
             if failed:
                 left = [plan for plan in left if plan not in failed]
                 self._fine -= failed
+                self._ran |= failed  # a run as a whole would not make it safe
                 self.base = None if self.base in failed else self.base
                 if self.best in failed:
                     ran = [plan for plan in left if plan in self._fine]
