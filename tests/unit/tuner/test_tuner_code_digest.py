@@ -10,7 +10,7 @@ import types
 import pytest
 
 from fulltilt.config import config_from_values
-from fulltilt.tuner.question.code_digest import digest_modules, digest_workload
+from fulltilt.tuner.question.code_digest import MAX_SOURCE_FILES, digest_modules, digest_workload
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,54 @@ def test_code_is_seen_wherever_the_configuration_names_it(tmp_path, values):
     assert set(digests[0]) == {"my_code"}
     assert digests[0] == digests[1] != digests[2]
     assert digest_modules(config_from_values({"model": "small_cnn"}, base_dir="."), (str(tmp_path),)) == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_seen"),
+    [
+        ("train_setup.py", True), ("net.py", True), ("blocks/__init__.py", True), ("blocks/conv.py", True),
+        ("plain/norm.py", True), ("late.py", True), ("pack/aside.py", True), ("pack/deep/__init__.py", True),
+        ("other.py", False), ("plain/other.py", False), ("logging/other.py", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("module", ["train_setup", "pack.train_setup"])
+def test_what_the_named_module_imports_is_digested_too(tmp_path, monkeypatch, module, changed, is_seen):
+    """A change of net.py went unseen: the rows of another network answered."""
+    code = {
+        "train_setup.py": "import logging, torch\nfrom net import Net\ndef build():\n    import late\n",
+        "net.py": "import blocks.conv as conv, net\nfrom plain import norm\nWORD = '\\d'\n",
+        "blocks/__init__.py": "",
+        "blocks/conv.py": "import this is broken\n",
+        "plain/norm.py": "",  # of a package without an __init__.py
+        "late.py": "import pack.deep\n",
+        "pack/__init__.py": "raise RuntimeError('imported')\n",
+        "pack/train_setup.py": "from train_setup import build\nfrom . import deep\n",
+        "pack/deep/__init__.py": "from .. import aside\n",
+        "pack/aside.py": "",
+        "other.py": "",
+        "plain/other.py": "",
+        "logging/other.py": "",
+    }
+    for name, text in code.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    config = config_from_values({"task": f"{module}:build"}, base_dir=str(tmp_path))
+    before = digest_modules(config, (str(tmp_path),))
+    (tmp_path / changed).write_text("changed = True\n")
+    assert (digest_modules(config, (str(tmp_path),)) != before) == is_seen
+    assert [*before] == [module]
+
+
+def test_of_a_large_package_what_the_named_module_imports_comes_first(tmp_path):
+    (tmp_path / "pack").mkdir()
+    for name in ("__init__", *(f"a{n}" for n in range(MAX_SOURCE_FILES)), "net"):
+        (tmp_path / "pack" / f"{name}.py").write_text("")
+    (tmp_path / "pack" / "train_setup.py").write_text("from pack.net import Net\n")
+    config = config_from_values({"task": "pack.train_setup:build"}, base_dir=str(tmp_path))
+    before = digest_modules(config, (str(tmp_path),))
+    (tmp_path / "pack" / "net.py").write_text("changed = True\n")
+    assert digest_modules(config, (str(tmp_path),)) != before
 
 
 CODE = """\

@@ -1,17 +1,19 @@
 """Tell by its source whether the user's own code changed since an earlier search."""
 
+import ast
 import functools
 import hashlib
 import importlib.machinery
 import inspect
 import types
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fulltilt.config import ComponentCall, Config, parse_call, parse_pipeline
 
-MAX_SOURCE_FILES = 200  # of one package
+MAX_SOURCE_FILES = 200  # of one module: what it imports, then the rest of its package
 PARTS = (
     "model", "dataset", "loss", "optimizer", "validation", "metrics", "prepare", "collate", "derive", "assess",
     "explain",
@@ -20,17 +22,56 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def digest_modules(config: Config, import_paths: tuple[str, ...]) -> dict[str, str]:
-    """Digest the source of every ``module:object`` of the configuration: module → digest of it, or of its package."""
-    digests = {}
+    """Digest the source of every ``module:object`` of the configuration, by module.
+
+    That is the module with what it imports from the folder of the configuration and the current one, and its package.
+    """
+    digests, roots = {}, (config.base_dir, str(Path.cwd()))
     for name in sorted({call.name for call in _list_calls(config) if ":" in call.name}):
         module = name.partition(":")[0]
         digest = hashlib.sha256()
-        files = find_module_files(module, import_paths)
+        imported = _follow_imports(_find_files(module, import_paths), roots)
+        files = [*dict.fromkeys([*imported, *find_module_files(module, import_paths)])][:MAX_SOURCE_FILES]
         for file in files:
             digest.update(file.name.encode() + file.read_bytes())
         if files:
             digests[module] = digest.hexdigest()[:16]
     return digests
+
+
+def _follow_imports(files: Iterable[Path], roots: Iterable[str | Path]) -> list[Path]:
+    """List these files and those that they import, directly or not, without importing any; the nearest first."""
+    found = [*dict.fromkeys(files)]
+    for file in found:  # it grows
+        if len(found) < MAX_SOURCE_FILES:
+            found += [each for each in dict.fromkeys(_list_imported(file, roots)) if each not in found]
+    return found
+
+
+def _list_imported(file: Path, roots: Iterable[str | Path]) -> Iterator[Path]:
+    """Yield the files of what a file imports; of ``from a import b`` also a module b."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of the user's escapes
+            tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _find_files(alias.name, roots)
+        elif isinstance(node, ast.ImportFrom):
+            places = file.absolute().parents[node.level - 1 : node.level] if node.level else roots
+            for alias in node.names:
+                yield from _find_files(".".join(filter(None, (node.module, alias.name))), places)
+
+
+def _find_files(module: str, roots: Iterable[str | Path]) -> Iterator[Path]:
+    """Yield the files that hold a module, or what is above it, below these folders."""
+    names = module.split(".")
+    for root in roots:
+        for n in range(len(names)):
+            folder = Path(root, *names[:n])
+            yield from filter(Path.is_file, (folder / names[n] / "__init__.py", folder / f"{names[n]}.py"))
 
 
 def find_module_files(module: str, import_paths: tuple[str, ...]) -> list[Path]:
