@@ -155,3 +155,60 @@ def test_a_change_is_seen_where_it_matters_and_only_there(tmp_path, monkeypatch,
     assert old in CODE
     after = digest_text(tmp_path, monkeypatch, CODE.replace(old, new), **{**PARTS, **part})
     assert {name.removeprefix("workload ") for name in before if before[name] != after[name]} == changed
+
+
+USED = """\
+import argparse, logging, os, types
+import numpy as np
+from os import environ
+from os.path import join as act
+
+LOG = logging.getLogger("x")
+{value}
+def unused(): return VALUE
+
+def build():
+    LOG.info("%s %s", VALUE, environ)
+    return act
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("VALUE = {'hidden': 512}", "VALUE = {'hidden': 64}"),
+        ("VALUE = {'net': {'sizes': (512, 3)}}", "VALUE = {'net': {'sizes': (64, 3)}}"),
+        ("VALUE = [512, 512]", "VALUE = [512]"),
+        ("VALUE = {os.getcwd: 512}", "VALUE = {os.getcwd: 64}"),
+        ("VALUE = list(range(9999))", "VALUE = list(range(9998))"),
+        ("VALUE = np.zeros((2, 3))", "VALUE = np.zeros((2, 4))"),
+        ("VALUE = [np.zeros(2, np.int64)]", "VALUE = [np.zeros(2, np.int32)]"),
+        ("VALUE = argparse.Namespace(hidden=512)", "VALUE = argparse.Namespace(hidden=64)"),
+        ("VALUE = types.SimpleNamespace(hidden=[512])", "VALUE = types.SimpleNamespace(hidden=[64])"),
+        ("VALUE = os.path.join", "VALUE = os.path.split"),
+        ("VALUE = max", "VALUE = min"),
+        ("VALUE = str.lower", "VALUE = str.upper"),
+        ("VALUE = os", "VALUE = types"),
+    ],
+)
+def test_a_changed_global_of_whatever_kind_is_seen(tmp_path, monkeypatch, old, new):
+    """A model built from a dictionary of the notebook kept the rows of the one before."""
+    digests = []
+    for value in (old, old, new):
+        digests.append(digest_text(tmp_path, monkeypatch, USED.format(value=value), model="build"))
+        monkeypatch.setenv("OF_THIS_SESSION", str(len(digests)))
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("code", ["from other_code import Net", "import other_code", "from other_code import NET"])
+def test_a_global_from_another_module_of_the_users_is_followed(tmp_path, monkeypatch, code):
+    digests = []
+    for width in (512, 512, 64):
+        (tmp_path / "sizes.py").write_text(f"WIDTH = {width}\n" if "NET" not in code else "WIDTH = 0\n")
+        text = f"from sizes import WIDTH\nclass Net:\n    width = {width if 'NET' in code else 'WIDTH'}\nNET = Net()\n"
+        (tmp_path / "other_code.py").write_text(text)
+        for name in ("other_code", "sizes"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        text = f"{code} as used\ndef build(): return used\n"
+        digests.append(digest_text(tmp_path, monkeypatch, text, model="build"))
+    assert digests[0] == digests[1] != digests[2]

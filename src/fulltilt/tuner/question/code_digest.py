@@ -1,10 +1,14 @@
 """Tell by its source whether the user's own code changed since an earlier search."""
 
+import argparse
 import ast
 import functools
 import hashlib
 import importlib.machinery
 import inspect
+import itertools
+import os
+import sys
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +23,7 @@ PARTS = (
     "explain",
 )  # fmt: skip
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+MAX_ELEMENTS = 1000  # of a list or mapping: it may hold all samples
 
 
 def digest_modules(config: Config, import_paths: tuple[str, ...]) -> dict[str, str]:
@@ -131,20 +136,37 @@ def _list_sources(part: Any, seen: dict[int, Any]) -> Iterator[str]:
         parts = (part.func, part.args, part.keywords) if isinstance(part, functools.partial) else (part.__func__,)
         yield from _list_sources(parts, seen)
     elif isinstance(part, list | tuple):
-        for element in part:
+        yield str(len(part))
+        for element in part[:MAX_ELEMENTS]:
             yield from _list_sources(element, seen)
     elif isinstance(part, Mapping):
-        for name, element in sorted(part.items(), key=lambda pair: str(pair[0])):
-            yield from (str(name), *_list_sources(element, seen))
+        yield str(len(part))
+        names = sorted(part, key=lambda name: repr(name) if isinstance(name, PLAIN) else "")  # others show an address
+        for name in itertools.islice(names, MAX_ELEMENTS):
+            yield from (*_list_sources(name, seen), *_list_sources(part[name], seen))
+    elif isinstance(part, types.ModuleType):
+        file = getattr(part, "__file__", None)
+        is_own = file is not None and not _is_installed(part)
+        files = _follow_imports([Path(file)], (Path(file).parent, Path.cwd())) if is_own else ()
+        yield from (part.__name__, *(each.read_text(errors="replace") for each in files))
+    elif isinstance(part, types.SimpleNamespace | argparse.Namespace):
+        yield from _list_sources(vars(part), seen)
     elif isinstance(part, types.FunctionType):
         yield _read_source(part)
         yield from _list_used(part, seen)
     elif isinstance(part, type):
         yield from _list_class(part, seen)
+    elif _is_installed(type(part)):
+        yield _name(type(part))
+        yield f"{getattr(part, 'shape', None)} {getattr(part, 'dtype', None)}"
+        yield from _list_sources({k: v for k, v in _list_plain(part) if not k.startswith("_")}, seen)
     else:  # an object of a class: that, and its plain attributes
-        yield from _list_class(type(part), seen)
-        attributes = getattr(part, "__dict__", {})
-        yield from _list_sources({k: v for k, v in attributes.items() if isinstance(v, PLAIN)}, seen)
+        yield from _list_sources(type(part), seen)
+        yield from _list_sources(dict(_list_plain(part)), seen)
+
+
+def _list_plain(part: Any) -> Iterator[tuple[str, Any]]:
+    return ((k, v) for k, v in getattr(part, "__dict__", {}).items() if isinstance(v, PLAIN))
 
 
 def _list_class(part: type, seen: dict[int, Any]) -> Iterator[str]:
@@ -170,6 +192,20 @@ def _list_used(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[s
         if isinstance(value, PLAIN) or getattr(value, "__module__", None) == function.__module__:
             yield name
             yield from _list_sources(value, seen)
+        elif value is not os.environ and not _is_installed(function):  # what libraries hold is not the user's
+            yield name
+            if hasattr(value, "__qualname__"):  # a function or class of another module
+                yield _name(value)
+                value = sys.modules.get(getattr(value, "__module__", None) or "")
+            yield from _list_sources(value, seen)
+
+
+def _is_installed(part: Any) -> bool:
+    """Whether a class or function is of the standard library or an installed package, which has a version."""
+    name = part.__name__ if isinstance(part, types.ModuleType) else str(getattr(part, "__module__", None))
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    is_known = name.partition(".")[0] in (*sys.stdlib_module_names, "fulltilt")
+    return is_known or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def _list_names(code: types.CodeType) -> list[str]:
@@ -182,4 +218,8 @@ def _read_source(part: Any) -> str:
     try:
         return inspect.getsource(part)
     except (OSError, TypeError):  # built in, or typed at a prompt
-        return f"{getattr(part, '__module__', None)}.{getattr(part, '__qualname__', type(part).__qualname__)}"
+        return _name(part)
+
+
+def _name(part: Any) -> str:
+    return f"{getattr(part, '__module__', None)}.{getattr(part, '__qualname__', type(part).__qualname__)}"
