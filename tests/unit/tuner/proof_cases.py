@@ -39,14 +39,14 @@ def speed_up(plan):
     return 1000.0 * {0: 1.0, 1: 1.05, 2: 1.2}[plan["num_workers"]]
 
 
-def feed(plans, rate, *, seconds=1.0, limit_s=1000.0, n_groups=math.inf):
+def feed(plans, rate, *, seconds=1.0, limit_s=1000.0, n_groups=math.inf, space=SPACE, find_memory_gib=lambda plan: 1.0):
     """Hand a proof of these plans what it asks for: ``rate`` of (plan, number of the group), None where it fails.
 
     After ``n_groups`` the budget ends → the proof and the groups that it asked for.
     """
     numbers = itertools.count(1)
     rows = [make_row(next(numbers), rate(plan, 0), plan=plan) for plan in (*plans, USER)]
-    proof = Proof(SPACE, rows, select_finalists(rows, limit_gib=None), limit_s=limit_s)
+    proof = Proof(space, rows, select_finalists(rows, limit_gib=None), limit_s=limit_s)
     groups, steps, answer, ran = [], proof.run(), None, {row.plan for row in rows}
     try:
         while True:
@@ -55,7 +55,10 @@ def feed(plans, rate, *, seconds=1.0, limit_s=1000.0, n_groups=math.inf):
                 assert wish.plan not in ran, "a plan runs as a whole once"
                 ran.add(wish.plan)
                 alone = rate(wish.plan, 0)
-                answer = make_row(next(numbers), alone, plan=wish.plan, status="ok" if alone else "error")
+                answer = make_row(
+                    next(numbers), alone, plan=wish.plan, status="ok" if alone else "error",
+                    memory=find_memory_gib(wish.plan),
+                )  # fmt: skip
                 continue
             if len(groups) == n_groups:
                 steps.close()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from tests.unit.tuner.proof_cases import FACTS, FAILED, MANY, change, feed, multiply, search, speed_up
-from tests.unit.tuner.tuner_cases import USER
+from tests.unit.tuner.tuner_cases import USER, build_space
 
 from fulltilt.levers import find_obstacles
 from fulltilt.records.run_folder import RunFolder
@@ -332,6 +332,19 @@ def test_a_part_that_failed_in_turns_is_not_left_as_the_best_though_it_would_run
     _, proof, picks, target = search([change(num_workers=2, retain_freed_memory=True)], rate, in_turns=fail_once)
     assert part not in target.asked
     assert proof.best == picks.recommended.trial.plan != part
+
+
+@pytest.mark.parametrize(("memory_gib", "is_taken"), [(7.0, True), (9.0, False), (None, False)])
+def test_a_part_whose_memory_is_not_known_to_fit_is_not_recommended(memory_gib, is_taken):
+    """One without a figure was, though it could not have been a finalist."""
+    part = change(num_workers=2)
+    proof, _ = feed(
+        [change(num_workers=2, retain_freed_memory=True)],
+        lambda plan, group: multiply(num_workers=1.2)(plan),
+        space=build_space(facts=FACTS, memory_gib=8.0),
+        find_memory_gib=lambda plan: memory_gib if plan == part else 1.0,
+    )
+    assert (proof.best == part) == is_taken
 
 
 def test_what_all_fast_plans_share_meets_the_users_own_from_the_first_group_that_counts():

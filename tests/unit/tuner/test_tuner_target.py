@@ -7,6 +7,7 @@ import pytest
 
 from fulltilt.levers import default_plan
 from fulltilt.records import Evidence, Measurement, PhasesMs, TrialRequest, WorkloadSource
+from fulltilt.tuner.trials import live
 from fulltilt.tuner.trials.process import ProcessOutcome
 from fulltilt.tuner.trials.rows import build_trial
 from fulltilt.tuner.trials.target import ProcessTarget
@@ -44,6 +45,29 @@ def test_a_run_that_peaked_above_its_limit_is_out_of_memory_though_it_ended_well
     assert (said or "") in (trial.reason or "")
     if said is None:
         assert trial.memory_peak_part == memory.get("memory_peak_part")
+
+
+@pytest.mark.parametrize(
+    ("measured", "status", "said"),
+    [
+        ({"memory_rss_peak_gib": 2.1}, "out_of_memory", "the run peaked at 2.10 GiB, the limit is 2.00 GiB"),
+        ({"samples_per_s": None}, "error", "the trial measured None samples/s, which is no rate"),
+        ({"memory_rss_peak_gib": 1.9}, None, None),
+    ],
+)
+def test_a_whole_run_in_place_of_a_turn_is_judged_as_others_are(tmp_path, monkeypatch, measured, status, said):
+    """One that peaked above its limit between two looks of the watchdog counted as a turn."""
+    monkeypatch.setattr(live, "run_trial_process", lambda *_, **__: build_outcome(**measured))
+    source = WorkloadSource(config={}, base_dir=".")
+    usual = TrialRequest(source=source, device="cpu", plan=default_plan(), memory_limit_bytes=2 * 2**30)
+    runner = live.GroupRunner(lambda _: None, tmp_path, n_fit=1)
+    requests = {name: dataclasses.replace(usual, id=name) for name in ("t1", "t2")}
+    if status is None:
+        assert {turns.samples_per_s for turns in runner(requests).values()} == {100.0}
+        return
+    with pytest.raises(live.ArmFailedError, match=said) as caught:
+        runner(requests)
+    assert caught.value.status == status
 
 
 class Recording(ProcessTarget):

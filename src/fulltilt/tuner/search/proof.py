@@ -17,7 +17,7 @@ from fulltilt.records import Plan, Trial
 from fulltilt.stats import Comparison, Evidence, Turns, is_look
 from fulltilt.stats.alternation import LOOKS, WORTH_PCT
 from fulltilt.tuner.picks.changes import changes_learning, compute_simplicity
-from fulltilt.tuner.picks.finalists import find_recommendable
+from fulltilt.tuner.picks.finalists import filter_safe, find_recommendable
 from fulltilt.tuner.picks.speed import read_rate
 from fulltilt.tuner.question.space import Space, canonicalize
 from fulltilt.tuner.search.session import Ask, TakeTurns, Wish, estimate_turn_s
@@ -86,7 +86,7 @@ class Proof:
         self._space, self._limit_s, self._room_s, self._spent_s = space, limit_s, room_s, 0.0
         self._turn_s = {row.plan: estimate_turn_s(row) for row in rows if row.status == "ok"}
         fine = find_recommendable([row for row in rows if row.status == "ok"], space.memory_gib)
-        self._fine = {row.plan for row in fine}
+        self._whole, self._fine = fine, {row.plan for row in fine}
         self._ran = {row.plan for row in rows}
         self._rates = {row.plan: read_rate(row) for row in fine}
         has_run = any(row.plan == space.user_plan and row.status == "ok" for row in rows)
@@ -376,8 +376,7 @@ class Proof:
             row: Trial = yield Ask(plan=plan, why=LESS)
             self._ran.add(plan)
             self._spent_s += row.seconds
-            limit_gib, memory_gib = self._space.memory_gib, row.device_memory_peak_gib
-            if row.status == "ok" and (limit_gib is None or memory_gib is None or memory_gib <= limit_gib):
+            if row.status == "ok" and row in filter_safe([*self._whole, row], self._space.memory_gib):
                 self._fine.add(plan)
         return plan in self._fine
 

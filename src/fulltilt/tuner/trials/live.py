@@ -27,6 +27,7 @@ from fulltilt.tuner.question.options import CPU_LIMIT_SHARE
 from fulltilt.tuner.trials.client import Zygote, ZygoteDiedError
 from fulltilt.tuner.trials.kinds import END, TAKE_BLOCK
 from fulltilt.tuner.trials.process import Watch, run_trial_process
+from fulltilt.tuner.trials.rows import judge
 
 Name = TypeVar("Name", bound=Hashable)
 N_ROUNDS = 4  # of a group at most, where they do not agree
@@ -118,10 +119,14 @@ class GroupRunner:
     def _run_whole(self, name: Hashable, request: TrialRequest) -> Turns:
         log_path = name_log(self.folder, request)
         outcome = run_trial_process(request, zygote=self._find_zygote(request), log_path=log_path)
-        rate = outcome.measurement and outcome.measurement.samples_per_s
-        if not rate or classify_outcome(outcome.evidence)[0] != "ok":
-            raise ArmFailedError(name, outcome.evidence, log_path)
-        return Turns(samples_per_s=rate, stalled_pct=0.0, way="whole")
+        measured, evidence = outcome.measurement, outcome.evidence
+        if classify_outcome(evidence)[0] == "ok":
+            status, reason = judge(measured, request.kind, request.memory_limit_bytes)
+            if status == "ok" and measured is not None and measured.samples_per_s is not None:
+                return Turns(samples_per_s=measured.samples_per_s, stalled_pct=0.0, way="whole")
+            said = {"memory_watchdog": reason} if status == "out_of_memory" else {"message": reason or ""}
+            evidence = Evidence(**said)
+        raise ArmFailedError(name, evidence, log_path)
 
     def _find_zygote(self, request: TrialRequest) -> Zygote:
         usual = VARIABLES["passive"] if self.waits_passively else {}

@@ -38,7 +38,7 @@ def build_trial(
     status, reason = classify_outcome(outcome.evidence)
     measurement = outcome.measurement
     if status == "ok":
-        status, reason = _judge(measurement, kind, memory_limit_bytes)
+        status, reason = judge(measurement, kind, memory_limit_bytes)
     if status != "ok":
         first_line = (reason or status).strip().splitlines()[0]
         reason = f"{first_line} (log: {outcome.log_path})"
@@ -112,7 +112,7 @@ def _complete_reasons(figures: Mapping[str, Any], given: Mapping[str, str], defa
     return reasons | dict(given)
 
 
-def _judge(measurement: Measurement | None, kind: str, limit_bytes: int | None) -> tuple[Status, str | None]:
+def judge(measurement: Measurement | None, kind: str, limit_bytes: int | None) -> tuple[Status, str | None]:
     """Judge a trial that ended well: it may have sent no rate, or have peaked above its limit."""
     if measurement is None:
         return "error", "the trial ended well but sent no measurement"
