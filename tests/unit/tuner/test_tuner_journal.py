@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -126,3 +127,55 @@ def test_a_torn_last_line_is_no_row_and_a_folder_in_their_place_is_refused(open_
     file.mkdir()
     with pytest.raises(RunFolderError, match=f"{JOURNAL_FILE} cannot be read"):
         open_journal()
+
+
+GIB = 2**30
+SKIPPED = make_row(2, None, status="skipped", reason="larger than batch 32, which ran out of memory", batch_size=64)
+
+
+@pytest.fixture
+def run_within(tmp_path):
+    """Open the folder's journal while so much memory is free, append rows → the journal."""
+
+    def open_and_append(limit_gib, *rows):
+        with RunFolder(tmp_path, fingerprint_parts={}, command="tune", results=[JOURNAL_FILE]) as folder:
+            journal = Journal(folder, passing_limit_bytes=limit_gib and limit_gib * GIB)
+            for row in rows:
+                journal.append(*(row if isinstance(row, list) else [row]))
+            return journal
+
+    return open_and_append
+
+
+@pytest.mark.parametrize(
+    ("then_gib", "now_gib", "runs_again"), [(8, 16, True), (8, 8, False), (100, 105, False), (16, 8, False),
+                                            (None, 16, False)],
+)  # fmt: skip
+def test_what_ran_out_of_the_memory_that_was_free_then_runs_again_where_more_is(
+    run_within, then_gib, now_gib, runs_again
+):
+    """A search beside another program called large batches out of memory for good."""
+    failed = make_row(1, None, status="out_of_memory", reason="no room")
+    other = make_row(3, 10.0, num_workers=1)
+    group = make_group(1, THIRD, status="out_of_memory")
+    run_within(then_gib, failed, SKIPPED, other, make_row(4, None, status="error", reason="boom", plan=OTHER), group)
+    journal = run_within(now_gib)
+    assert [journal.holds((row.plan, WHOLE_RUN)) for row in (failed, SKIPPED)] == [not runs_again] * 2
+    assert journal.holds_group([THIRD, USER]) is not runs_again
+    assert all(journal.holds((plan, WHOLE_RUN)) for plan in (other.plan, OTHER))
+    assert (journal.n_found, len(journal.trials)) == (5 - 3 * runs_again, 5)
+    assert journal.next_ids() == ["t21"], "ids are not given twice"
+    said = (
+        "t1, t2, t20: ran out of the memory that was free, and more was since (16.00 GiB for a trial): to be run again"
+    )
+    assert journal.notes == [said] * runs_again
+
+
+def test_what_ran_again_where_more_memory_was_free_stays_though_less_is_later(run_within):
+    run_within(8, make_row(1, None, status="out_of_memory", reason="no room"), SKIPPED)
+    assert run_within(16, make_row(3, 10.0)).take((USER, WHOLE_RUN)) is None
+    journal = run_within(4)
+    assert journal.take((USER, WHOLE_RUN)).id == "t3"
+    assert not journal.holds((SKIPPED.plan, WHOLE_RUN))
+    run_within(4, dataclasses.replace(SKIPPED, id="t4"))
+    assert run_within(4).holds((SKIPPED.plan, WHOLE_RUN)), "it does not run again and again"

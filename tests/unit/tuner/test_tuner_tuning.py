@@ -371,7 +371,7 @@ def test_how_plans_took_turns_is_told_of_the_rows(way):
 
 
 def test_a_search_that_goes_on_measures_as_its_earlier_groups_were(tmp_path, monkeypatch):
-    def hold(folder):
+    def hold(folder, **_):
         turns = Turns(samples_per_s=1.0, stalled_pct=0.0, way="passive")
         row = build_turns_row(USER, turns, id="t1", why="", seconds=1.0)
         journal = Journal()
@@ -391,8 +391,22 @@ def test_a_search_that_goes_on_measures_as_its_earlier_groups_were(tmp_path, mon
     assert seen[0].waits_passively
 
 
+@pytest.mark.parametrize("asked", [None, "3GiB"])
+def test_a_limit_that_is_what_happens_to_be_free_is_told_from_one_that_was_asked_for(tmp_path, monkeypatch, asked):
+    def end(folder, *, passing_limit_bytes):
+        told.append(passing_limit_bytes)
+        raise KeyboardInterrupt
+
+    told = []
+    (tmp_path / "a.yaml").write_text("model: small_cnn\ndata: {dataset: digits}\n")
+    monkeypatch.setattr("fulltilt.tuner.search.search.Journal", end)
+    with pytest.raises(KeyboardInterrupt):
+        tune(tmp_path / "a.yaml", device="cpu", out=tmp_path / "out", memory_limit=asked)
+    assert bool(told[0]) == (asked is None)
+
+
 def test_results_that_are_set_aside_are_told_even_where_the_search_ends_without_its_own(tmp_path, monkeypatch):
-    def end(folder):
+    def end(folder, **_):
         append_line(folder.path / JOURNAL_FILE, "{}")
         raise KeyboardInterrupt
 

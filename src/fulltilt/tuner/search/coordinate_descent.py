@@ -6,6 +6,7 @@ from typing import Any
 from fulltilt.levers import find_obstacles
 from fulltilt.records import Plan, Trial
 from fulltilt.tuner.question.space import COUPLED, Space, find_nearest
+from fulltilt.tuner.search.journal import LARGER
 from fulltilt.tuner.search.session import Ask, Skip, Strategy
 
 MAX_ROUNDS = 4  # the third rarely moves anything, the limit is for noise that never settles
@@ -66,7 +67,7 @@ class _Climb:
         others = without_batch(plan)
         limit = self._too_large.get(others)
         if limit is not None and plan[COUPLED] > limit:
-            yield Skip(plan=plan, reason=f"larger than batch {limit}, which ran out of memory", why=why)
+            yield Skip(plan=plan, reason=f"larger than batch {limit}, {LARGER}", why=why)
             return
         obstacles = find_obstacles(plan, self._space.facts)
         if obstacles:  # a lever by itself, while the one it needs has not moved: no workers, nothing to prefetch

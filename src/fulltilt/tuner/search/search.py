@@ -63,11 +63,12 @@ def open_search(question: Question, folder: RunFolder, tell: OnEvent, start_s: f
     notes += () if folder.set_aside is None else (folder.set_aside,)
     for note in notes:  # at once: a search that fails or is interrupted has no result to say it
         tell(SearchNoted(message=note))
-    journal = Journal(folder)
+    limit_bytes, memory_gib = find_limits(options, question.machine)
+    is_passing = options.device == "cpu" and options.memory_limit_bytes is None
+    journal = Journal(folder, passing_limit_bytes=limit_bytes if is_passing else None)
     search_s = end_s = None
     if options.budget_s is not None and not options.is_budget_default:
         search_s, end_s = compute_search_s(options.budget_s), start_s + options.budget_s
-    limit_bytes, memory_gib = find_limits(options, question.machine)
     with contextlib.closing(_build_target(question, folder.path, limit_bytes, tell)) as target:
         target.runner.recall(journal.trials)
         # Rows of earlier runs in the folder cost nothing: while they counted, the same command could never go on.

@@ -9,6 +9,7 @@ from fulltilt.tuner.picks.finalists import N_FINALISTS
 from fulltilt.tuner.question.grid_size import count_grid
 from fulltilt.tuner.question.space import COUPLED, Space, canonicalize
 from fulltilt.tuner.search.coordinate_descent import coordinate_descent, project, without_batch
+from fulltilt.tuner.search.journal import LARGER
 from fulltilt.tuner.search.model_first import FULL, QUICK, count_trials, model_first
 from fulltilt.tuner.search.session import Ask, Skip, Strategy
 
@@ -59,7 +60,7 @@ def exhaustive(space: Space) -> Strategy:
         too_large: int | None = None
         for plan in sorted(line, key=lambda p: p[COUPLED]):
             if too_large is not None:
-                yield Skip(plan=plan, reason=f"larger than batch {too_large}, which ran out of memory")
+                yield Skip(plan=plan, reason=f"larger than batch {too_large}, {LARGER}")
                 continue
             trial = yield Ask(plan=plan, why="part of the grid")
             if trial.status == "out_of_memory":
