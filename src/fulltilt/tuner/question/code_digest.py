@@ -145,8 +145,8 @@ def _list_sources(part: Any, seen: dict[int, Any]) -> Iterator[str]:
         for name in itertools.islice(names, MAX_ELEMENTS):
             yield from (*_list_sources(name, seen), *_list_sources(part[name], seen))
     elif isinstance(part, types.ModuleType):
-        file = getattr(part, "__file__", None)
-        is_own = file is not None and not _is_installed(part)
+        file = str(getattr(part, "__file__", None) or "")
+        is_own = file and not _is_installed(part)
         files = _follow_imports([Path(file)], (Path(file).parent, Path.cwd())) if is_own else ()
         yield from (part.__name__, *(each.read_text(errors="replace") for each in files))
     elif isinstance(part, types.SimpleNamespace | argparse.Namespace):
