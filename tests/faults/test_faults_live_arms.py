@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from tests.faults.leftovers import watch_zygote
 
+from fulltilt.errors import find_remedy
 from fulltilt.levers import default_plan
 from fulltilt.records import TrialRequest, WorkloadSource
 from fulltilt.stats import Turns
 from fulltilt.tuner.trials import client, live
 from fulltilt.tuner.trials.live import ArmFailedError, GroupRunner, LiveArm, open_arms
 from fulltilt.tuner.trials.rows import build_turns_row
+from fulltilt.tuner.trials.target import ProcessTarget
 
 HERE = Path(__file__).parent
 ASKED = {"id": "", "why": "", "seconds": 1.0}
@@ -163,6 +165,18 @@ def test_a_deadline_is_of_each_turn_and_does_not_run_while_an_arm_waits(family, 
         arms["b"].run_block()
         for _ in range(3):
             assert arms["a"].run_block().n_samples == 10
+
+
+@pytest.mark.parametrize("n_fit", [math.inf, 1])
+def test_a_group_ends_with_the_budget_however_many_plans_it_has(family, tmp_path, n_fit):
+    """Each process, and each of its turns, had what was left of the budget when the group began."""
+    usual = family.build("", at=0, then="rest", whole="rest", details={"seconds": 1.0})
+    target = ProcessTarget(usual, tmp_path, zygote=family.zygote)
+    target.runner.n_fit, target.end_s = n_fit, time.monotonic() + 2.5
+    (row,) = target.run_group({f"t{n}": usual.plan.replace(batch_size=n) for n in range(1, 7)}, why="")
+    assert target.end_s <= time.monotonic() < target.end_s + 1.5
+    assert row.status == "timeout"
+    assert find_remedy(row.reason) == "give a larger --budget"
 
 
 def test_a_server_that_does_not_answer_a_missed_deadline_leaves_the_reason_as_it_is(family, monkeypatch):

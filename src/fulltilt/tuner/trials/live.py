@@ -32,6 +32,8 @@ from fulltilt.tuner.trials.rows import judge
 Name = TypeVar("Name", bound=Hashable)
 N_ROUNDS = 4  # of a group at most, where they do not agree
 END_PATIENCE_S = 10.0  # for a process that waits for an order, to end of itself
+MIN_ANSWER_S = 0.1  # a deadline that has passed already is still one
+OUT_OF_TIME = "the time for all plans was over before it had answered; give a larger --budget"
 
 
 class ArmFailedError(Exception):
@@ -70,8 +72,11 @@ class GroupRunner:
                 self._note_stalls(row.plan, row.stalled_pct)
         self.n_fit = min(Counter(row.group for row in rows if row.turns == "whole").values(), default=math.inf) - 1
 
-    def __call__(self, requests: Mapping[Name, TrialRequest]) -> dict[Name, Turns]:
+    def __call__(self, requests: Mapping[Name, TrialRequest], *, end_s: float = math.inf) -> dict[Name, Turns]:
         """Measure a group.
+
+        Args:
+            end_s: When its processes are ended, whatever they do, by ``time.monotonic``.
 
         Raises:
             ArmFailedError: a plan failed. TrainingError: no process can be started.
@@ -80,27 +85,30 @@ class GroupRunner:
         self.takes_turns = len(requests) <= self.n_fit and not has_ranks
         try:
             if self.takes_turns:
-                return self._take_turns(requests)
+                return self._take_turns(requests, end_s)
         except ArmFailedError as error:
             if error.status != "out_of_memory" or len(requests) == 1:
                 raise
             self.takes_turns = False
-        turns = {name: self._run_whole(name, requests[name]) for name in random.sample([*requests], len(requests))}
+        order = random.sample([*requests], len(requests))
+        turns = {name: self._run_whole(name, requests[name], end_s) for name in order}
         self.n_fit = min(self.n_fit, len(requests) - 1)  # not where one failed: the others may fit beside each other
         return turns
 
-    def _take_turns(self, asked: Mapping[Name, TrialRequest], *, is_last: bool = False) -> dict[Name, Turns]:
+    def _take_turns(
+        self, asked: Mapping[Name, TrialRequest], end_s: float, *, is_last: bool = False
+    ) -> dict[Name, Turns]:
         requests, way = asked, "usual"
         if self.waits_passively:
             requests = pin_threads(asked)
             way = "passive" if requests == asked else "pinned"
         try:
-            with open_arms(self._find_zygote, share_memory(requests), self.folder) as arms:
+            with open_arms(self._find_zygote, share_memory(requests), self.folder, end_s) as arms:
                 turns = run_group(arms, n_rounds=N_ROUNDS)
         except ArmFailedError as error:
             if is_last or error.status != "error" or error.evidence.exit_code is not None:
                 raise  # else the server is gone, and nobody saw how the process ended: a new one is tried once
-            return self._take_turns(asked, is_last=True)
+            return self._take_turns(asked, end_s, is_last=True)
         if not self.waits_passively:
             for name, request in requests.items():
                 if request.device == "cpu":
@@ -108,7 +116,7 @@ class GroupRunner:
             usual_pct = min(map(statistics.fmean, self.stalled_pct.values()), default=0.0)
             if usual_pct >= STALLED_PCT:  # also the plan that stalls least is held up: nothing can be told that way
                 self.waits_passively = True
-                return self._take_turns(asked)
+                return self._take_turns(asked, end_s)
         return {name: dataclasses.replace(each, way=way) for name, each in turns.items()}
 
     def _note_stalls(self, plan: Plan, stalled_pct: float) -> None:
@@ -116,16 +124,18 @@ class GroupRunner:
         if not plan["num_workers"]:
             self.stalled_pct.setdefault(plan, []).append(stalled_pct)
 
-    def _run_whole(self, name: Hashable, request: TrialRequest) -> Turns:
-        log_path = name_log(self.folder, request)
-        outcome = run_trial_process(request, zygote=self._find_zygote(request), log_path=log_path)
+    def _run_whole(self, name: Hashable, request: TrialRequest, end_s: float) -> Turns:
+        log_path, zygote = name_log(self.folder, request), self._find_zygote(request)
+        left_s = max(MIN_ANSWER_S, end_s - time.monotonic())
+        request = dataclasses.replace(request, deadline_s=min(request.deadline_s, left_s))
+        outcome = run_trial_process(request, zygote=zygote, log_path=log_path)
         measured, evidence = outcome.measurement, outcome.evidence
         if classify_outcome(evidence)[0] == "ok":
             status, reason = judge(measured, request.kind, request.memory_limit_bytes)
             if status == "ok" and measured is not None and measured.samples_per_s is not None:
                 return Turns(samples_per_s=measured.samples_per_s, stalled_pct=0.0, way="whole")
-            said = {"memory_watchdog": reason} if status == "out_of_memory" else {"message": reason or ""}
-            evidence = Evidence(**said)
+            is_memory = status == "out_of_memory"
+            evidence = Evidence(memory_watchdog=reason) if is_memory else Evidence(message=reason or "")
         raise ArmFailedError(name, evidence, log_path)
 
     def _find_zygote(self, request: TrialRequest) -> Zygote:
@@ -221,12 +231,13 @@ class LiveArm:
 
     def _await_blocks(self, n_blocks: int) -> None:
         """Wait until so many blocks were answered by the process, which starts with none, then stop it."""
-        watch, evidence = self._watch, None
+        watch, evidence, is_late = self._watch, None, False
         try:
             if watch.pid is None:
                 watch.fork()
             while watch.reply.get("blocks") != n_blocks and watch.is_alive:
                 if time.monotonic() > self._end_s:
+                    is_late = not watch.is_condemned  # else the reason stands
                     watch.kill()
                 else:
                     watch.wait()
@@ -236,7 +247,9 @@ class LiveArm:
             if not watch.is_condemned:  # otherwise it was to be ended anyhow, and the reason stands
                 evidence = Evidence(message=f"{error}, twice")
         if is_over:
-            raise ArmFailedError(self._name, evidence or watch.collect_evidence(), self._log_path)
+            evidence = evidence or watch.collect_evidence()
+            evidence = dataclasses.replace(evidence, deadline=OUT_OF_TIME) if is_late else evidence
+            raise ArmFailedError(self._name, evidence, self._log_path)
         self._signal(signal.SIGSTOP)
         self._is_waiting = True
 

@@ -23,12 +23,11 @@ from fulltilt.records import (
     decode,
 )
 from fulltilt.tuner.trials.client import ANSWER_LIMIT_S, START_LIMIT_S, Zygote, Zygotes
-from fulltilt.tuner.trials.live import ArmFailedError, GroupRunner, name_log
+from fulltilt.tuner.trials.live import MIN_ANSWER_S, ArmFailedError, GroupRunner, name_log
 from fulltilt.tuner.trials.process import ProcessOutcome, run_trial_process
 from fulltilt.tuner.trials.rows import build_row, build_trial, build_turns_row
 
 BUDGET_GONE = "the budget was gone before the first run: {}; give a larger --budget"
-MIN_ANSWER_S = 0.1  # a deadline that has passed already is still one
 LOGS = ("zygote.log", "logs")  # of trial processes, in the folder of a search
 PROBE_ID = "facts"
 ROOFS_ID = "roofs"
@@ -100,7 +99,8 @@ class ProcessTarget:
         requests = {id: self._build_request(plan, id, "trial") for id, plan in plans.items()}
         begin_s = time.monotonic()
         try:
-            turns = self.runner({id: self._limit(request) for id, request in requests.items()})
+            end_s = math.inf if self.end_s is None else self.end_s
+            turns = self.runner({id: self._limit(request) for id, request in requests.items()}, end_s=end_s)
         except (ArmFailedError, TrainingError) as error:
             if isinstance(error, ArmFailedError):
                 id, status, reason = str(error.name), error.status, error.reason
