@@ -53,6 +53,7 @@ for _ in range(30):
     assert found.n_steps == 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_the_next_training_of_a_script_is_watched_too_and_the_last_one_is_let_go(observe, is_kept):
     """A new optimizer counts once the first is gone, or has rested while another took 50 steps."""
@@ -78,6 +79,7 @@ for _ in range(90):
     assert edges == [29], "what lies between two trainings is no plain step"
 
 
+@pytest.mark.slow
 def test_two_optimizers_that_take_turns_are_one_training(observe):
     found, _ = observe(f"""
 {TRAIN}
@@ -120,6 +122,7 @@ def test_a_training_that_is_killed_early_was_seen(observe):
     assert (found.n_steps, found.n_processes, found.torch) == (1, 1, torch.__version__)
 
 
+@pytest.mark.slow
 def test_slow_steps_are_reported_as_they_end(observe):
     found, _ = observe(
         f"{TRAIN}\nimport os, time\nfor _ in range(3):\n    step()\n    time.sleep(2.1)\nos._exit(3)",
@@ -136,6 +139,7 @@ def test_an_observer_that_fails_early_says_so(observe):
     assert found.n_steps == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["", ", num_workers=1"])
 def test_samples_are_traced_in_training_after_an_evaluation_and_an_accumulation(observe, workers):
     found, _ = observe(f"""
@@ -160,6 +164,7 @@ for n, x in enumerate(DataLoader(Training(), batch_size=2{workers}), 1):
     assert functions == {"Training"}
 
 
+@pytest.mark.slow
 def test_compiled_modules_do_not_share_the_limit_of_recompilations(observe):
     """Dynamo compiles one code object eight times at most."""
     classes = "\n".join(
@@ -177,6 +182,7 @@ print(counter.frame_count)
     assert said.split() == ["12"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 def test_compiled_steps_are_seen(observe, kind):
     found, _ = observe(f"""
