@@ -94,9 +94,8 @@ def run(args: argparse.Namespace) -> int:
         bodies = build_bodies(samples, plan.samples_per_request)
     build_request(plan, bodies, token)  # says what cannot be, before anything is sent
     try:
-        fetch(
-            plan.target, body=bodies[0], token=token, patience_s=plan.timeout_s
-        )  # what can never be answered is told before the load
+        # What can never be answered is told before the load.
+        fetch(plan.target, body=bodies[0], token=token, patience_s=plan.timeout_s)
     except UsageError as error:
         raise UsageError(f"{error}; see that the server takes such samples, or give others by --inputs") from None
     console = build_console(to_stderr=args.json == "-", is_screen=True)

@@ -9,7 +9,6 @@ from fulltilt.doctor.breakdown import compute_breakdown_pct, compute_overhead_us
 from fulltilt.doctor.observation import Observation
 from fulltilt.doctor.proof import compute_proof
 from fulltilt.doctor.rules import RULES, slow_transform
-from fulltilt.doctor.rules.slow_transform import can_judge
 from fulltilt.records import VERSION, encode
 
 MIN_STEPS = 20
@@ -39,7 +38,9 @@ def build_document(observation: Observation) -> dict[str, Any]:
                 "effect_pct": proof.a_a_pct if proof else None,
                 "ci95_pct": proof.a_a_ci95_pct if proof else None,
             },
-            "checked": [rule.NAME for rule in RULES if rule is not slow_transform or can_judge(observation)],
+            "checked": [
+                rule.NAME for rule in RULES if rule is not slow_transform or slow_transform.can_judge(observation)
+            ],
             "overhead_us_per_step": compute_overhead_us(observation),
             "n_processes": observation.n_processes,
             "failure": observation.failure,
@@ -65,7 +66,7 @@ def _list_notes(observation: Observation) -> list[str]:
             f"{len(observation.plain.rows)} steps could be counted after {N_WARM_UP} of warm-up, {MIN_STEPS} are "
             "needed; let the command take more steps"
         )
-    elif not can_judge(observation):
+    elif not slow_transform.can_judge(observation):
         notes.append("steps wait for data, but the loading of samples could not be traced, as of an IterableDataset")
     if observation.device != "cpu":
         notes.append("times are the host's: on a GPU it waits for the device where it synchronises")

@@ -58,7 +58,7 @@ class Client:
     def submit(
         self, source: Path, overrides: Sequence[str], *, priority: int = 0, retry: bool = False
     ) -> dict[str, Any]:
-        """Send a configuration and the code beside it → ids, how many are new or run again, the axes of its grid."""
+        """Send a configuration and the code beside it → ids, how many are new or run again, the grid's axes."""
         source = source.resolve()
         root = find_root(source)
         archive = pack_code(root, source)

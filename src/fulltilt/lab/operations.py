@@ -50,7 +50,7 @@ def submit(
     rooms: Sequence[Room] | None = None,
     retry: bool = False,
 ) -> tuple[Grid, list[str], int, int]:
-    """Queue what is missing of a grid → the grid, the ids of all points, how many are new, how many run again.
+    """Queue what is missing of a grid → the grid, ids of all points, how many are new or run again.
 
     Args:
         source: The file it was read from; with the values it is what an experiment is known by.

@@ -201,7 +201,7 @@ def _list_used(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[s
 
 
 def _is_installed(part: Any) -> bool:
-    """Whether a class or function is of the standard library or an installed package, which has a version."""
+    """Return whether a class or function is of the standard library, or of an installed package with a version."""
     name = part.__name__ if isinstance(part, types.ModuleType) else str(getattr(part, "__module__", None))
     file = getattr(sys.modules.get(name), "__file__", None) or ""
     is_known = name.partition(".")[0] in (*sys.stdlib_module_names, "fulltilt")

@@ -121,7 +121,7 @@ class Journal:
                 self._groups[trial.group].append(trial)
 
     def _list_outdated(self, limits: dict[str, int]) -> list[str]:
-        """List the rows that ran out of memory under a limit of the moment, while more was free later or is now."""
+        """List the rows that ran out of memory while less was free than later, or now."""
         most_bytes, outdated = self._limit_bytes or 0, []
         for trial in reversed(self.trials):
             is_short = trial.status == "out_of_memory" or (trial.reason or "").endswith(LARGER)
